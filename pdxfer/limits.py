@@ -1,0 +1,103 @@
+"""Every bound and every default deadline, in one place, with its unit in its name.
+
+A number that bounds a queue, a message or a wait lives here and nowhere else. The table in
+`docs/limits.md` is generated from this file and held equal to it by a test.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# -- control plane ---------------------------------------------------------------------------
+CONTROL_MESSAGE_BYTES_MAX: Final = 8 << 20
+"""Largest control message; ZMQ_MAXMSGSIZE. Holds 1 M packed 64-bit page ids."""
+CONTROL_SEND_QUEUE_MESSAGES: Final = 16_384
+"""ZMQ_SNDHWM: messages queued for one peer before sending is refused with `ResourceError`."""
+CONTROL_RECEIVE_QUEUE_MESSAGES: Final = 16_384
+"""ZMQ_RCVHWM."""
+CONTROL_LINGER_MS: Final = 1_000
+"""How long a closing socket goes on sending what was queued (the last `Bye`)."""
+CONTROL_HEARTBEAT_INTERVAL_MS: Final = 1_000
+"""ZMQ_HEARTBEAT_IVL."""
+CONTROL_HEARTBEAT_TIMEOUT_MS: Final = 5_000
+"""ZMQ_HEARTBEAT_TIMEOUT."""
+CONTROL_SOCKETS_MAX: Final = 4_096
+"""ZMQ_MAX_SOCKETS of the agent's context."""
+CONTROL_UNACKED_MESSAGES_MAX: Final = 4_096
+"""Messages kept for resending; more unacknowledged ones end the session."""
+CONTROL_ACK_DELAY_S: Final = 0.2
+"""A received message is acknowledged by the next one sent, or after this."""
+CONTROL_RESEND_AFTER_S: Final = 1.0
+"""An unacknowledged message is sent again after this."""
+
+# -- sessions and liveness -------------------------------------------------------------------
+HEARTBEAT_INTERVAL_S: Final = 1.0
+"""How often each side of a session says that it lives and how far it is."""
+LIVENESS_TIMEOUT_S: Final = 10.0
+"""A peer silent for this long is away: its transfers start to abort."""
+CONNECT_TIMEOUT_S: Final = 5.0
+"""Default of `DecodeClient.connect`."""
+PATH_OPEN_TIMEOUT_S: Final = 10.0
+"""Opening a lane to a peer (address exchange, first flush)."""
+
+# -- transfers -------------------------------------------------------------------------------
+UNMATCHED_DEADLINE_S: Final = 120.0
+"""Default deadline of a send or a receive whose other side has not come."""
+LEASE_S: Final = 30.0
+"""Default lease of a matched send, renewed by decode's heartbeats."""
+DRAIN_DEADLINE_S: Final = 10.0
+"""How long decode waits for `Drained` before a transfer is shown as QUARANTINED."""
+TRANSFERS_PER_WORKER_MAX: Final = 4_096
+"""Live transfers of one worker; also the slots of its status board."""
+UNMATCHED_PER_SESSION_MAX: Final = 4_096
+"""Receives of one decode agent waiting at a prefill agent for their send."""
+TOMBSTONES_PER_SESSION_MAX: Final = 65_536
+"""Aborted generations remembered above the session's mark."""
+AUX_BYTES_MAX: Final = 64 << 10
+"""Largest `aux` of a transfer."""
+COMMIT_BYTES_MAX: Final = AUX_BYTES_MAX + 4_096
+"""Largest commit payload on a lane."""
+QUARANTINED_SHARE_MAX: Final = 0.25
+"""Share of a pool's pages that may be quarantined before new receives are refused."""
+PAGES_PER_MESSAGE_MAX: Final = 1 << 20
+"""Page ids in one message, after unpacking."""
+CHUNKS_PER_TRANSFER_MAX: Final = 65_536
+"""Calls of `send` for one room."""
+SEGMENT_BYTES: Final = 1 << 20
+"""A fixed interval of a chunk's canonical order."""
+
+# -- layouts ---------------------------------------------------------------------------------
+PLANES_MAX: Final = 65_536
+"""Planes of one layout."""
+REGIONS_MAX: Final = 16_384
+"""Regions of one layout."""
+GROUPS_MAX: Final = 64
+"""Groups of one layout."""
+WORKERS_PER_AGENT_MAX: Final = 256
+"""Workers attached to one agent."""
+RANKS_PER_INSTANCE_MAX: Final = 4_096
+"""tp_size * pp_size * cp_size."""
+
+# -- data plane ------------------------------------------------------------------------------
+WINDOW_BYTES: Final = 16 << 20
+"""Bytes in flight per endpoint."""
+WINDOW_DESCRIPTORS_MIN: Final = 256
+"""Descriptors in flight per endpoint that the byte window never cuts below."""
+BATCH_BYTES: Final = 16 << 20
+"""Envelope runs are flushed in batches of about this size."""
+SPIN_US: Final = 30
+"""How long the progress thread spins after its last event before it sleeps."""
+ENGINE_CLOSE_DEADLINE_S: Final = 5.0
+"""Closing an engine: drain, then force."""
+
+# -- local socket ----------------------------------------------------------------------------
+LOCAL_MESSAGE_BYTES_MAX: Final = 32 << 20
+"""Largest message between a worker and its agent."""
+LOCAL_FDS_MAX: Final = 64
+"""File descriptors in one local message."""
+LOCAL_REQUEST_TIMEOUT_S: Final = 10.0
+"""Default `timeout_s` of a client."""
+LOCAL_QUEUE_BYTES_MAX: Final = 64 << 20
+"""What an agent queues for a worker that does not read before it drops that worker."""
+DAEMON_DRAIN_DEADLINE_S: Final = 15.0
+"""SIGTERM: how long a daemon lets running transfers finish."""

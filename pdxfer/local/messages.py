@@ -1,0 +1,185 @@
+"""The messages between a worker and the agent beside it, as typed records.
+
+They travel length-prefixed over a Unix stream socket, file descriptors beside them. Both ends are
+of one version: a difference is refused in the first exchange, with both versions.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdxfer.wire.messages import GroupPages, RankInfo  # noqa: TC001 msgspec needs them
+
+
+class LocalMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
+    """Base. `request` pairs a worker's request with the one answer it gets."""
+
+    request: int = 0
+
+
+# -- worker to agent -------------------------------------------------------------------------
+class WorkerHello(LocalMessage, frozen=True, kw_only=True, tag="hello"):
+    """First message of a worker."""
+
+    version: str
+    """`pdxfer.__version__` of the worker."""
+    role: str
+    """`prefill` or `decode`."""
+    pid: int
+
+
+class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One region of the worker's cache."""
+
+    kind: str
+    """`memfd`: the next descriptor of the message, mapped by the agent. `address`: memory of this
+    very process, allowed only from the agent's own process (embedded)."""
+    length_bytes: int
+    offset_bytes: int = 0
+    """Of the region in the memfd."""
+    fd_index: int = -1
+    """Which descriptor of the message; several regions may share one."""
+    address: int = 0
+
+
+class AttachWorker(LocalMessage, frozen=True, kw_only=True, tag="attach"):
+    """Hands the worker's layout and memory to the agent; descriptors ride beside it."""
+
+    instance: str
+    rank: RankInfo
+    layout: dict[str, object]
+    relayout: str
+    ignore_parts: list[str]
+    memory: list[MemoryInfo]
+
+
+class ConnectPeer(LocalMessage, frozen=True, kw_only=True, tag="connect"):
+    """Decode: join this prefill address and answer with the plan, or with the refusal."""
+
+    prefill: list[str]
+    timeout_s: float
+
+
+class OpenSend(LocalMessage, frozen=True, kw_only=True, tag="open"):
+    """Prefill: hold the room for a send."""
+
+    room: int
+    deadline_s: float
+    lease_s: float
+
+
+class SendChunk(LocalMessage, frozen=True, kw_only=True, tag="send"):
+    """Prefill: pages of an opened room. No answer but the board and `Outcome` (request 0)."""
+
+    transfer: int
+    """Board slot."""
+    groups: dict[str, GroupPages]
+    tokens: int | None
+    """Of the whole request, known at the latest with the last chunk."""
+    layers: list[int] | None
+    last: bool
+    aux: bytes
+
+
+class OpenReceive(LocalMessage, frozen=True, kw_only=True, tag="receive"):
+    """Decode: bind a room; with `place` also its pages."""
+
+    room: int
+    prefill: list[str]
+    deadline_s: float
+    place: PlacePages | None = None
+
+
+class PlacePages(LocalMessage, frozen=True, kw_only=True, tag="place"):
+    """Decode: where the pages of a received room go. No answer but the board (request 0)."""
+
+    transfer: int = -1
+    tokens: int
+    prefix_tokens: int
+    groups: dict[str, GroupPages]
+
+
+class AbortTransfer(LocalMessage, frozen=True, kw_only=True, tag="abort"):
+    """Either role: give the transfer up. No answer but the board."""
+
+    transfer: int
+    sequence: int
+    reason: str
+
+
+class ReleaseSlot(LocalMessage, frozen=True, kw_only=True, tag="release"):
+    """The worker has seen the final state; the slot may be used again."""
+
+    transfer: int
+    sequence: int
+
+
+# -- agent to worker -------------------------------------------------------------------------
+class AgentHello(LocalMessage, frozen=True, kw_only=True, tag="welcome"):
+    """Answer to `WorkerHello`; the board's memfd and an eventfd ride beside it."""
+
+    version: str
+    role: str
+    incarnation: bytes
+    addresses: list[str]
+    """Control addresses of a prefill agent: what decode passes as `prefill=`."""
+    board_slots: int
+
+
+class Attached(LocalMessage, frozen=True, kw_only=True, tag="attached"):
+    """Answer to `AttachWorker`."""
+
+    worker_id: int
+
+
+class Connected(LocalMessage, frozen=True, kw_only=True, tag="connected"):
+    """Answer to `ConnectPeer`."""
+
+    summary: dict[str, object]
+
+
+class Opened(LocalMessage, frozen=True, kw_only=True, tag="opened"):
+    """Answer to `OpenSend` and `OpenReceive`: the board slot of the transfer."""
+
+    transfer: int
+    sequence: int
+
+
+class Refused(LocalMessage, frozen=True, kw_only=True, tag="refused"):
+    """Answer to any request that failed: an error of `pdxfer.errors` as it travels."""
+
+    code: str
+    text: str
+    retryable: bool
+    fields: dict[str, str]
+
+
+class Outcome(LocalMessage, frozen=True, kw_only=True, tag="outcome"):
+    """What the board's word cannot hold. Sent before the board shows the state it belongs to."""
+
+    transfer: int
+    sequence: int
+    state: int
+    prefix_tokens: int | None = None
+    """Prefill, from READY on."""
+    error: Refused | None = None
+    """At FENCING, QUARANTINED, FAILED."""
+    length_bytes: int = 0
+    runs: int = 0
+    aux: bytes = b""
+    """Decode, at COMMITTED."""
+    lane: str = ""
+
+
+FromWorker = (
+    WorkerHello
+    | AttachWorker
+    | ConnectPeer
+    | OpenSend
+    | SendChunk
+    | OpenReceive
+    | PlacePages
+    | AbortTransfer
+    | ReleaseSlot
+)
+FromAgent = AgentHello | Attached | Connected | Opened | Refused | Outcome

@@ -1,0 +1,301 @@
+"""The messages between agents, as typed records.
+
+One record a message; the tag field is `t`. Field names on the wire are the names here. Every field
+added after a release has a default. `proto/SPEC.md` describes each one; `proto/schema.yaml` is held
+equal to this file by a test.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
+    """Base of every message."""
+
+
+# -- records inside messages -----------------------------------------------------------------
+class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of an instance; index `(pp * cp_size + cp) * tp_size + tp`."""
+
+    tp: int
+    tp_size: int
+    pp: int = 0
+    pp_size: int = 1
+    cp: int = 0
+    cp_size: int = 1
+
+
+class RegionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered range of a worker, as one peer may write it."""
+
+    address: int
+    """Unsigned 64-bit address in the agent that registered it."""
+    length_bytes: int
+    rkeys: dict[str, bytes] = {}
+    """Lane name to remote key."""
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent tells about one attached worker."""
+
+    worker_id: int
+    instance: str
+    rank: RankInfo
+    layout: dict[str, object]
+    """`KVLayout.to_wire()`."""
+    regions: list[RegionInfo]
+    item_lens: list[int]
+    """Bytes of one page in each region."""
+    page_size: int
+    """Of the first group, in tokens."""
+    attention_tp: int
+    unified_memory: bool
+    relayout: str
+    """`allow` or `never`."""
+    model: str = ""
+    """`name@revision`; empty: not compared."""
+    ignore_parts: list[str] = []
+
+
+class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan of one pair of workers, as its digest."""
+
+    source_worker: int
+    destination_worker: int
+    digest: bytes
+    """Of planes, owned cells and order version; decode compares it with its own. Empty: the
+    source instance is not complete yet."""
+
+
+class PairReject(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one pair of workers that cannot be joined."""
+
+    source_worker: int
+    destination_worker: int
+    code: str
+    text: str
+    fields: dict[str, str] = {}
+
+
+class GroupPages(msgspec.Struct, frozen=True, kw_only=True):
+    """Page ids of one group."""
+
+    first_token: int
+    """Token that row 0 of the first page stands for."""
+    encoding: str
+    """`i4` or `i8` (packed little-endian ids), `r4` or `r8` (packed (first, count) runs)."""
+    ids: bytes
+
+
+class TokenRange(msgspec.Struct, frozen=True, kw_only=True):
+    """`[first, end)` in tokens of the request."""
+
+    first: int
+    end: int
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one live generation is."""
+
+    generation: int
+    bytes_done: int
+
+
+# -- session ---------------------------------------------------------------------------------
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
+    """First message of either side; every version can read it."""
+
+    version: int
+    role: str
+    """`prefill` or `decode`."""
+    features: list[str] = []
+    lanes: list[str] = []
+    """Lanes offered, best first."""
+    ucx_version: str = ""
+    boot_id: str = ""
+    uid: int = -1
+    local_socket: str = ""
+    """Path of the agent's Unix socket for agents of the same host; empty: none."""
+    nonce: bytes = b""
+
+
+class Attach(Message, frozen=True, kw_only=True, tag="attach"):
+    """Decode tells all its workers, and where prefill may write. Sent anew when one changes."""
+
+    revision: int
+    workers: list[WorkerInfo]
+    lane: str
+    lane_address: bytes
+    """Address of the receive worker made for this prefill incarnation."""
+
+
+class Accept(Message, frozen=True, kw_only=True, tag="accept"):
+    """Prefill's answer to `Attach`, and sent anew when a prefill worker comes or goes."""
+
+    revision: int
+    """Of the `Attach` it answers."""
+    workers: list[WorkerInfo]
+    plans: list[PairPlan]
+    rejects: list[PairReject] = []
+    lane: str
+    lane_address: bytes
+    """Address of the send worker; decode opens an endpoint to it to learn of its death."""
+
+
+class Reject(Message, frozen=True, kw_only=True, tag="reject"):
+    """The whole session is refused: version, lanes or keys do not fit."""
+
+    code: str
+    text: str
+    fields: dict[str, str] = {}
+
+
+class StaleSession(Message, frozen=True, kw_only=True, tag="stale"):
+    """A message named another life of this agent; it was not acted on."""
+
+    incarnation: bytes
+    """The life that answers."""
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
+    """Sent each `HEARTBEAT_INTERVAL_S`; renews leases."""
+
+    oldest_live_generation: int = 0
+    """Decode: no smaller generation is alive. 0 from prefill."""
+    progress: list[Progress] = []
+
+
+class Bye(Message, frozen=True, kw_only=True, tag="bye"):
+    """The sender closes the session in order."""
+
+    reason: str = ""
+
+
+# -- transfers -------------------------------------------------------------------------------
+class Receive(Message, frozen=True, kw_only=True, tag="receive"):
+    """Decode binds a room at one source worker."""
+
+    room: int
+    generation: int
+    source_worker: int
+    destination_worker: int
+    receiver_index: int
+    receiver_count: int
+    place: Place | None = None
+    """The pages, where the receive was given them."""
+
+
+class Place(Message, frozen=True, kw_only=True, tag="place"):
+    """Decode tells where the pages of a generation go."""
+
+    generation: int
+    source_worker: int
+    tokens: int
+    prefix_tokens: int = 0
+    groups: dict[str, GroupPages] = {}
+    """Empty where this source worker owes nothing."""
+
+
+class Matched(Message, frozen=True, kw_only=True, tag="matched"):
+    """Prefill: the room's send exists and is bound to this generation."""
+
+    generation: int
+    source_worker: int
+
+
+class Chunk(Message, frozen=True, kw_only=True, tag="chunk"):
+    """Prefill announces a chunk before its first byte."""
+
+    generation: int
+    source_worker: int
+    number: int
+    ranges: dict[str, TokenRange]
+    """Per group."""
+    layers: list[int] | None = None
+    """Global layers; None: all."""
+    length_bytes: int
+    last: bool
+
+
+class Committed(Message, frozen=True, kw_only=True, tag="committed"):
+    """Decode: the transfer is final, its pages are the decode worker's."""
+
+    generation: int
+
+
+class Failed(Message, frozen=True, kw_only=True, tag="failed"):
+    """The sender's part of a generation failed. Prefill: with `drained`, nothing is in flight."""
+
+    generation: int
+    source_worker: int
+    code: str
+    text: str
+    retryable: bool = False
+    drained: bool = False
+    fields: dict[str, str] = {}
+
+
+class Abort(Message, frozen=True, kw_only=True, tag="abort"):
+    """Decode: stop writing for this generation, or for all of an older life, and say `Drained`."""
+
+    generation: int = 0
+    decode_incarnation: bytes = b""
+    """Not empty: every generation of that life; `generation` is 0 then."""
+    reason: str = ""
+
+
+class Drained(Message, frozen=True, kw_only=True, tag="drained"):
+    """Prefill: nothing of this generation is unposted, in flight or will be written."""
+
+    generation: int = 0
+    decode_incarnation: bytes = b""
+
+
+class CommitPayload(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels on the lane behind the last byte of one source worker."""
+
+    decode_incarnation: bytes
+    generation: int
+    source_worker: int
+    sender_index: int
+    length_bytes: int
+    runs: int
+    digest: bytes
+    """Of the pair's plan."""
+    aux: bytes = b""
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """Every control frame: who, to whom, the number, the cumulative acknowledgement, the message."""
+
+    source: bytes
+    """Incarnation of the sender, 16 bytes."""
+    destination: bytes
+    """Incarnation meant; empty in the first `Hello`."""
+    number: int
+    """From 1 in each direction of a session; 0: outside the numbering (`Hello`, `StaleSession`, pure
+    acknowledgements, heartbeats)."""
+    ack: int
+    """Highest number received without a gap."""
+    message: AnyMessage | None = None
+    """None: a pure acknowledgement."""
+
+
+AnyMessage = (
+    Hello
+    | Attach
+    | Accept
+    | Reject
+    | StaleSession
+    | Heartbeat
+    | Bye
+    | Receive
+    | Place
+    | Matched
+    | Chunk
+    | Committed
+    | Failed
+    | Abort
+    | Drained
+)
