@@ -1,0 +1,105 @@
+// The status board: shared memory through which an agent tells a worker how each transfer stands.
+//
+// One header line, then one 64-byte line per transfer. The agent maps the board writable and is its
+// only writer; a worker maps it read-only. A line's word is `sequence << 8 | state`: the sequence
+// numbers the uses of slots, so a word of an earlier or later use is never taken for this one.
+// State 0 is a free slot; the other values are the agent's and mean nothing here.
+//
+// Order: a line's details are stored before its word (release), and read after it (acquire). A
+// reader that sees the same word before and after reading the details has details of that word or
+// newer ones of the same transfer, never those of another.
+#pragma once
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace pdx {
+
+using Incarnation = std::array<std::uint8_t, 16>;
+
+// What a line says beside its word.
+struct BoardDetails {
+  std::uint64_t room = 0;
+  std::uint64_t generation = 0;
+  Incarnation peer{};            // of one agent on the other side; zero: none yet
+  std::uint32_t peer_count = 0;  // agents on the other side
+  std::uint32_t lane = 0;        // the agent's code of the lane; 0: none yet
+};
+
+// As it lies in the shared memory. Plain fields are atomics so that a concurrent read is defined.
+struct alignas(64) BoardLine {
+  std::atomic<std::uint64_t> word;
+  std::atomic<std::uint64_t> room;
+  std::atomic<std::uint64_t> generation;
+  std::atomic<std::uint64_t> peer[2];
+  std::atomic<std::uint64_t> bytes_done;
+  std::atomic<std::uint32_t> peer_count;
+  std::atomic<std::uint32_t> lane;
+  std::atomic<std::uint64_t> reserved;
+};
+static_assert(sizeof(BoardLine) == 64);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+// Bytes of a board with `slots` lines.
+constexpr std::size_t board_bytes(std::uint32_t slots) {
+  return sizeof(BoardLine) * (static_cast<std::size_t>(slots) + 1);
+}
+
+constexpr std::uint64_t board_word(std::uint64_t sequence, std::uint8_t state) {
+  return sequence << 8 | state;
+}
+
+// A mapping of a board's descriptor; unmapped by the destructor. The descriptor stays the caller's.
+class BoardMapping {
+ public:
+  // Throws std::system_error with errno when the descriptor cannot be mapped, and with EINVAL when
+  // its size is not `board_bytes(slots)`.
+  BoardMapping(int fd, std::uint32_t slots, bool writable);
+  ~BoardMapping();
+  BoardMapping(const BoardMapping&) = delete;
+  BoardMapping& operator=(const BoardMapping&) = delete;
+
+  std::uint32_t slots() const { return slots_; }
+
+ protected:
+  // Throws std::out_of_range.
+  BoardLine& line(std::uint32_t slot) const;
+  BoardLine& header() const { return lines_[0]; }
+
+ private:
+  BoardLine* lines_;
+  std::uint32_t slots_;
+};
+
+// The agent's side. One thread at a time.
+class BoardWriter : public BoardMapping {
+ public:
+  // Writes the header. The descriptor must be writable: F_SEAL_FUTURE_WRITE comes after this.
+  BoardWriter(int fd, std::uint32_t slots, const Incarnation& incarnation);
+
+  void set_details(std::uint32_t slot, const BoardDetails& details);
+  void set_bytes_done(std::uint32_t slot, std::uint64_t bytes);
+  // Stores the word (release) and wakes every waiter on it. `sequence` has 56 bits.
+  void publish(std::uint32_t slot, std::uint64_t sequence, std::uint8_t state);
+};
+
+// The worker's side. Any thread.
+class BoardReader : public BoardMapping {
+ public:
+  // Throws std::system_error (EINVAL) when the memory is not a board of this version and size.
+  BoardReader(int fd, std::uint32_t slots);
+
+  Incarnation incarnation() const;
+  std::uint64_t word(std::uint32_t slot) const;
+  BoardDetails details(std::uint32_t slot) const;
+  std::uint64_t bytes_done(std::uint32_t slot) const;
+  // Blocks until the word of `slot` differs from `seen` or `timeout_ns` has passed; returns the
+  // word it then has. A negative timeout waits without end. Signals do not cut the wait short
+  // unless `interrupted` is given and returns true.
+  std::uint64_t wait(std::uint32_t slot, std::uint64_t seen, std::int64_t timeout_ns,
+                     bool (*interrupted)() = nullptr) const;
+};
+
+}  // namespace pdx

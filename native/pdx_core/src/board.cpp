@@ -1,0 +1,155 @@
+#include "pdx/board.h"
+
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <stdexcept>
+#include <system_error>
+
+namespace pdx {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x3144524144425850;  // "PXBDARD1"
+static_assert(std::endian::native == std::endian::little,
+              "the futex looks at the low half of the word, which must come first");
+
+[[noreturn]] void throw_errno(int error, const char* what) {
+  throw std::system_error(error, std::generic_category(), what);
+}
+
+std::uint32_t* futex_address(const BoardLine& line) {
+  return reinterpret_cast<std::uint32_t*>(const_cast<std::atomic<std::uint64_t>*>(&line.word));
+}
+
+std::int64_t monotonic_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+// Sleeps until woken, `deadline_ns` (CLOCK_MONOTONIC, negative: none) or a signal. Returns errno.
+int futex_wait(std::uint32_t* address, std::uint32_t expected, std::int64_t deadline_ns) {
+  timespec until{};
+  if (deadline_ns >= 0) {
+    until.tv_sec = static_cast<time_t>(deadline_ns / 1'000'000'000);
+    until.tv_nsec = static_cast<long>(deadline_ns % 1'000'000'000);
+  }
+  // FUTEX_WAIT_BITSET takes an absolute time, so that a spurious wake does not extend the wait. Not
+  // FUTEX_PRIVATE_FLAG: waiter and waker are two processes, and the key is the file's page.
+  const long result =
+      syscall(SYS_futex, address, FUTEX_WAIT_BITSET, expected, deadline_ns >= 0 ? &until : nullptr,
+              nullptr, static_cast<unsigned>(FUTEX_BITSET_MATCH_ANY));
+  return result == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+BoardMapping::BoardMapping(int fd, std::uint32_t slots, bool writable) : slots_(slots) {
+  struct stat status{};
+  if (fstat(fd, &status) != 0) throw_errno(errno, "fstat of the status board");
+  if (status.st_size != static_cast<off_t>(board_bytes(slots))) {
+    throw_errno(EINVAL, "the status board has another size than its slots need");
+  }
+  void* base = mmap(nullptr, board_bytes(slots), writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                    MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) throw_errno(errno, "mmap of the status board");
+  lines_ = static_cast<BoardLine*>(base);
+}
+
+BoardMapping::~BoardMapping() { munmap(static_cast<void*>(lines_), board_bytes(slots_)); }
+
+BoardLine& BoardMapping::line(std::uint32_t slot) const {
+  if (slot >= slots_) throw std::out_of_range("status board slot out of range");
+  return lines_[static_cast<std::size_t>(slot) + 1];
+}
+
+BoardWriter::BoardWriter(int fd, std::uint32_t slots, const Incarnation& incarnation)
+    : BoardMapping(fd, slots, true) {
+  const auto halves = std::bit_cast<std::array<std::uint64_t, 2>>(incarnation);
+  BoardLine& first = header();
+  first.peer[0].store(halves[0], std::memory_order_relaxed);
+  first.peer[1].store(halves[1], std::memory_order_relaxed);
+  first.room.store(slots, std::memory_order_relaxed);
+  first.word.store(kMagic, std::memory_order_release);
+}
+
+void BoardWriter::set_details(std::uint32_t slot, const BoardDetails& details) {
+  const auto halves = std::bit_cast<std::array<std::uint64_t, 2>>(details.peer);
+  BoardLine& target = line(slot);
+  target.room.store(details.room, std::memory_order_relaxed);
+  target.generation.store(details.generation, std::memory_order_relaxed);
+  target.peer[0].store(halves[0], std::memory_order_relaxed);
+  target.peer[1].store(halves[1], std::memory_order_relaxed);
+  target.peer_count.store(details.peer_count, std::memory_order_relaxed);
+  target.lane.store(details.lane, std::memory_order_relaxed);
+}
+
+void BoardWriter::set_bytes_done(std::uint32_t slot, std::uint64_t bytes) {
+  line(slot).bytes_done.store(bytes, std::memory_order_relaxed);
+}
+
+void BoardWriter::publish(std::uint32_t slot, std::uint64_t sequence, std::uint8_t state) {
+  BoardLine& target = line(slot);
+  target.word.store(board_word(sequence, state), std::memory_order_release);
+  syscall(SYS_futex, futex_address(target), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+BoardReader::BoardReader(int fd, std::uint32_t slots) : BoardMapping(fd, slots, false) {
+  if (header().word.load(std::memory_order_acquire) != kMagic ||
+      header().room.load(std::memory_order_relaxed) != slots) {
+    throw_errno(EINVAL, "the memory is not a status board of this version");
+  }
+}
+
+Incarnation BoardReader::incarnation() const {
+  const std::array<std::uint64_t, 2> halves{header().peer[0].load(std::memory_order_relaxed),
+                                            header().peer[1].load(std::memory_order_relaxed)};
+  return std::bit_cast<Incarnation>(halves);
+}
+
+std::uint64_t BoardReader::word(std::uint32_t slot) const {
+  return line(slot).word.load(std::memory_order_acquire);
+}
+
+BoardDetails BoardReader::details(std::uint32_t slot) const {
+  const BoardLine& source = line(slot);
+  BoardDetails details;
+  details.room = source.room.load(std::memory_order_relaxed);
+  details.generation = source.generation.load(std::memory_order_relaxed);
+  const std::array<std::uint64_t, 2> halves{source.peer[0].load(std::memory_order_relaxed),
+                                            source.peer[1].load(std::memory_order_relaxed)};
+  details.peer = std::bit_cast<Incarnation>(halves);
+  details.peer_count = source.peer_count.load(std::memory_order_relaxed);
+  details.lane = source.lane.load(std::memory_order_relaxed);
+  return details;
+}
+
+std::uint64_t BoardReader::bytes_done(std::uint32_t slot) const {
+  return line(slot).bytes_done.load(std::memory_order_relaxed);
+}
+
+std::uint64_t BoardReader::wait(std::uint32_t slot, std::uint64_t seen, std::int64_t timeout_ns,
+                                bool (*interrupted)()) const {
+  const BoardLine& source = line(slot);
+  const std::int64_t deadline_ns = timeout_ns < 0 ? -1 : monotonic_ns() + timeout_ns;
+  for (;;) {
+    const std::uint64_t now = source.word.load(std::memory_order_acquire);
+    if (now != seen) return now;
+    const int error =
+        futex_wait(futex_address(source), static_cast<std::uint32_t>(seen), deadline_ns);
+    if (error == ETIMEDOUT) return source.word.load(std::memory_order_acquire);
+    if (error == EINTR && interrupted != nullptr && interrupted()) return seen;
+    if (error != 0 && error != EAGAIN && error != EINTR) throw_errno(error, "futex wait");
+    // Equal low halves with different words would need 2^24 uses of slots during one wait.
+  }
+}
+
+}  // namespace pdx
