@@ -1,0 +1,33 @@
+"""What the demo asks its models: seeded token ids, or real text for `smollm2`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+PROMPT_TOKENS = (40, 300, 1000)
+ANSWER_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request."""
+
+    tokens: tuple[int, ...]
+    text: str = ""
+    """What a person asked, where there is text."""
+
+
+def seeded(vocabulary: int, seed: int = 0) -> list[Prompt]:
+    """Random prompts of `PROMPT_TOKENS` tokens; the same for the same seed."""
+    return [
+        Prompt(tuple(np.random.default_rng([seed, count]).integers(0, vocabulary, count).tolist()))
+        for count in PROMPT_TOKENS
+    ]
+
+
+def send_ranges(pages: int, chunks: int = 4) -> list[slice]:
+    """Cut a page list into about `chunks` sends, none of them empty."""
+    size = -(-pages // chunks)
+    return [slice(start, min(start + size, pages)) for start in range(0, pages, size)]
