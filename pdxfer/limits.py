@@ -9,8 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 # -- control plane ---------------------------------------------------------------------------
-CONTROL_MESSAGE_BYTES_MAX: Final = 8 << 20
-"""Largest control message; ZMQ_MAXMSGSIZE. Holds 1 M packed 64-bit page ids."""
+CONTROL_MESSAGE_BYTES_MAX: Final = (8 << 20) + (64 << 10)
+"""Largest control message; ZMQ_MAXMSGSIZE. Holds 1 M packed 64-bit page ids and their message."""
+CONTROL_ARRAY_ITEMS_MAX: Final = 65_536
+"""Items of one array in a message; holds every plane of a layout."""
+CONTROL_MAP_ITEMS_MAX: Final = 65_536
+"""Entries of one map in a message."""
+CONTROL_TEXT_BYTES_MAX: Final = 1 << 20
+"""Bytes of one string in a message; holds the text of any refusal."""
 CONTROL_SEND_QUEUE_MESSAGES: Final = 16_384
 """ZMQ_SNDHWM: messages queued for one peer before sending is refused with `ResourceError`."""
 CONTROL_RECEIVE_QUEUE_MESSAGES: Final = 16_384
@@ -23,8 +29,32 @@ CONTROL_HEARTBEAT_TIMEOUT_MS: Final = 5_000
 """ZMQ_HEARTBEAT_TIMEOUT."""
 CONTROL_SOCKETS_MAX: Final = 4_096
 """ZMQ_MAX_SOCKETS of the agent's context."""
+CONTROL_HANDSHAKE_TIMEOUT_MS: Final = 5_000
+"""ZMQ_HANDSHAKE_IVL and ZMQ_CONNECT_TIMEOUT: a connection that is not ready by then is dropped."""
+CONTROL_RECONNECT_MS: Final = 50
+"""ZMQ_RECONNECT_IVL: first wait before connecting again; doubles."""
+CONTROL_RECONNECT_MAX_MS: Final = 1_000
+"""ZMQ_RECONNECT_IVL_MAX."""
+CONTROL_HELLO_INTERVAL_S: Final = 0.5
+"""An unanswered `Hello` is repeated after this."""
+CONTROL_SESSIONS_MAX: Final = 2_048
+"""Decode agents that one prefill agent serves at a time."""
+CONTROL_BOUND_KEYS_MAX: Final = 65_536
+"""Routing ids whose first CURVE key is remembered; the oldest without a session is forgotten."""
+CONTROL_FRAMES_PER_WAKE_MAX: Final = 512
+"""Frames read before the event loop gets its turn again."""
 CONTROL_UNACKED_MESSAGES_MAX: Final = 4_096
 """Messages kept for resending; more unacknowledged ones end the session."""
+CONTROL_UNACKED_BYTES_MAX: Final = 256 << 20
+"""Bytes kept for resending; more unacknowledged ones end the session."""
+CONTROL_ACK_EVERY_MESSAGES: Final = 32
+"""So many received messages are acknowledged at once."""
+CONTROL_RESEND_BURST_MESSAGES: Final = 64
+"""Messages sent again at a time; the next burst follows the acknowledgement of this one."""
+CONTROL_RESEND_AGE_S: Final = 0.1
+"""Where the receiver reports a gap, messages sent longer ago than this are sent again."""
+CONTROL_RESEND_AFTER_MAX_S: Final = 4.0
+"""Upper end of the doubling of `CONTROL_RESEND_AFTER_S`."""
 CONTROL_ACK_DELAY_S: Final = 0.2
 """A received message is acknowledged by the next one sent, or after this."""
 CONTROL_RESEND_AFTER_S: Final = 1.0
@@ -90,6 +120,10 @@ SPIN_US: Final = 30
 ENGINE_CLOSE_DEADLINE_S: Final = 5.0
 """Closing an engine: drain, then force."""
 
+# -- memory ----------------------------------------------------------------------------------
+PREFAULT_SLICE_BYTES: Final = 256 << 20
+"""Shared memory is touched in slices of this size, with a progress report after each."""
+
 # -- local socket ----------------------------------------------------------------------------
 LOCAL_MESSAGE_BYTES_MAX: Final = 32 << 20
 """Largest message between a worker and its agent."""
@@ -99,5 +133,8 @@ LOCAL_REQUEST_TIMEOUT_S: Final = 10.0
 """Default `timeout_s` of a client."""
 LOCAL_QUEUE_BYTES_MAX: Final = 64 << 20
 """What an agent queues for a worker that does not read before it drops that worker."""
+FINISHED_KEPT_MAX: Final = 65_536
+"""Ended transfers that a client keeps for `finished()`; when it is never called, older ones drop
+out of that list (the transfers themselves stay valid)."""
 DAEMON_DRAIN_DEADLINE_S: Final = 15.0
 """SIGTERM: how long a daemon lets running transfers finish."""

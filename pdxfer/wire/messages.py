@@ -7,7 +7,18 @@ equal to this file by a test.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+"""0 to 2**64 - 1; anything else is refused while decoding."""
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+"""1 to 2**64 - 1."""
+Incarnation = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+"""Random 128-bit id of one life of an agent."""
+MaybeIncarnation = Annotated[bytes, msgspec.Meta(max_length=16)]
+"""An incarnation, or empty; no other length (checked by the codec)."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
@@ -18,20 +29,20 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of an instance; index `(pp * cp_size + cp) * tp_size + tp`."""
 
-    tp: int
-    tp_size: int
-    pp: int = 0
-    pp_size: int = 1
-    cp: int = 0
-    cp_size: int = 1
+    tp: Natural
+    tp_size: Positive
+    pp: Natural = 0
+    pp_size: Positive = 1
+    cp: Natural = 0
+    cp_size: Positive = 1
 
 
 class RegionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A registered range of a worker, as one peer may write it."""
 
-    address: int
+    address: Natural
     """Unsigned 64-bit address in the agent that registered it."""
-    length_bytes: int
+    length_bytes: Natural
     rkeys: dict[str, bytes] = {}
     """Lane name to remote key."""
 
@@ -39,17 +50,17 @@ class RegionInfo(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent tells about one attached worker."""
 
-    worker_id: int
+    worker_id: Natural
     instance: str
     rank: RankInfo
     layout: dict[str, object]
     """`KVLayout.to_wire()`."""
     regions: list[RegionInfo]
-    item_lens: list[int]
+    item_lens: list[Natural]
     """Bytes of one page in each region."""
-    page_size: int
+    page_size: Natural
     """Of the first group, in tokens."""
-    attention_tp: int
+    attention_tp: Natural
     unified_memory: bool
     relayout: str
     """`allow` or `never`."""
@@ -61,8 +72,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of one pair of workers, as its digest."""
 
-    source_worker: int
-    destination_worker: int
+    source_worker: Natural
+    destination_worker: Natural
     digest: bytes
     """Of planes, owned cells and order version; decode compares it with its own. Empty: the
     source instance is not complete yet."""
@@ -71,8 +82,8 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
 class PairReject(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one pair of workers that cannot be joined."""
 
-    source_worker: int
-    destination_worker: int
+    source_worker: Natural
+    destination_worker: Natural
     code: str
     text: str
     fields: dict[str, str] = {}
@@ -81,7 +92,7 @@ class PairReject(msgspec.Struct, frozen=True, kw_only=True):
 class GroupPages(msgspec.Struct, frozen=True, kw_only=True):
     """Page ids of one group."""
 
-    first_token: int
+    first_token: Natural
     """Token that row 0 of the first page stands for."""
     encoding: str
     """`i4` or `i8` (packed little-endian ids), `r4` or `r8` (packed (first, count) runs)."""
@@ -91,22 +102,22 @@ class GroupPages(msgspec.Struct, frozen=True, kw_only=True):
 class TokenRange(msgspec.Struct, frozen=True, kw_only=True):
     """`[first, end)` in tokens of the request."""
 
-    first: int
-    end: int
+    first: Natural
+    end: Natural
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far one live generation is."""
 
-    generation: int
-    bytes_done: int
+    generation: Positive
+    bytes_done: Natural
 
 
 # -- session ---------------------------------------------------------------------------------
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """First message of either side; every version can read it."""
 
-    version: int
+    version: Natural
     role: str
     """`prefill` or `decode`."""
     features: list[str] = []
@@ -123,8 +134,11 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     """Decode tells all its workers, and where prefill may write. Sent anew when one changes."""
 
-    revision: int
+    revision: Natural
     workers: list[WorkerInfo]
+    siblings: list[WorkerInfo] = []
+    """Source workers of the same instances that other prefill agents hold, without regions: the
+    cover needs every rank of an instance."""
     lane: str
     lane_address: bytes
     """Address of the receive worker made for this prefill incarnation."""
@@ -133,7 +147,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
 class Accept(Message, frozen=True, kw_only=True, tag="accept"):
     """Prefill's answer to `Attach`, and sent anew when a prefill worker comes or goes."""
 
-    revision: int
+    revision: Natural
     """Of the `Attach` it answers."""
     workers: list[WorkerInfo]
     plans: list[PairPlan]
@@ -154,14 +168,14 @@ class Reject(Message, frozen=True, kw_only=True, tag="reject"):
 class StaleSession(Message, frozen=True, kw_only=True, tag="stale"):
     """A message named another life of this agent; it was not acted on."""
 
-    incarnation: bytes
+    incarnation: Incarnation
     """The life that answers."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Sent each `HEARTBEAT_INTERVAL_S`; renews leases."""
 
-    oldest_live_generation: int = 0
+    oldest_live_generation: Natural = 0
     """Decode: no smaller generation is alive. 0 from prefill."""
     progress: list[Progress] = []
 
@@ -176,12 +190,12 @@ class Bye(Message, frozen=True, kw_only=True, tag="bye"):
 class Receive(Message, frozen=True, kw_only=True, tag="receive"):
     """Decode binds a room at one source worker."""
 
-    room: int
-    generation: int
-    source_worker: int
-    destination_worker: int
-    receiver_index: int
-    receiver_count: int
+    room: Positive
+    generation: Positive
+    source_worker: Natural
+    destination_worker: Natural
+    receiver_index: Natural
+    receiver_count: Positive
     place: Place | None = None
     """The pages, where the receive was given them."""
 
@@ -189,10 +203,10 @@ class Receive(Message, frozen=True, kw_only=True, tag="receive"):
 class Place(Message, frozen=True, kw_only=True, tag="place"):
     """Decode tells where the pages of a generation go."""
 
-    generation: int
-    source_worker: int
-    tokens: int
-    prefix_tokens: int = 0
+    generation: Positive
+    source_worker: Natural
+    tokens: Natural
+    prefix_tokens: Natural = 0
     groups: dict[str, GroupPages] = {}
     """Empty where this source worker owes nothing."""
 
@@ -200,35 +214,35 @@ class Place(Message, frozen=True, kw_only=True, tag="place"):
 class Matched(Message, frozen=True, kw_only=True, tag="matched"):
     """Prefill: the room's send exists and is bound to this generation."""
 
-    generation: int
-    source_worker: int
+    generation: Positive
+    source_worker: Natural
 
 
 class Chunk(Message, frozen=True, kw_only=True, tag="chunk"):
     """Prefill announces a chunk before its first byte."""
 
-    generation: int
-    source_worker: int
-    number: int
+    generation: Positive
+    source_worker: Natural
+    number: Natural
     ranges: dict[str, TokenRange]
     """Per group."""
-    layers: list[int] | None = None
+    layers: list[Natural] | None = None
     """Global layers; None: all."""
-    length_bytes: int
+    length_bytes: Natural
     last: bool
 
 
 class Committed(Message, frozen=True, kw_only=True, tag="committed"):
     """Decode: the transfer is final, its pages are the decode worker's."""
 
-    generation: int
+    generation: Positive
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     """The sender's part of a generation failed. Prefill: with `drained`, nothing is in flight."""
 
-    generation: int
-    source_worker: int
+    generation: Positive
+    source_worker: Natural
     code: str
     text: str
     retryable: bool = False
@@ -239,8 +253,8 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
 class Abort(Message, frozen=True, kw_only=True, tag="abort"):
     """Decode: stop writing for this generation, or for all of an older life, and say `Drained`."""
 
-    generation: int = 0
-    decode_incarnation: bytes = b""
+    generation: Natural = 0
+    decode_incarnation: MaybeIncarnation = b""
     """Not empty: every generation of that life; `generation` is 0 then."""
     reason: str = ""
 
@@ -248,35 +262,38 @@ class Abort(Message, frozen=True, kw_only=True, tag="abort"):
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
     """Prefill: nothing of this generation is unposted, in flight or will be written."""
 
-    generation: int = 0
-    decode_incarnation: bytes = b""
+    generation: Natural = 0
+    decode_incarnation: MaybeIncarnation = b""
 
 
 class CommitPayload(msgspec.Struct, frozen=True, kw_only=True):
     """What travels on the lane behind the last byte of one source worker."""
 
-    decode_incarnation: bytes
-    generation: int
-    source_worker: int
-    sender_index: int
-    length_bytes: int
-    runs: int
+    decode_incarnation: Incarnation
+    generation: Positive
+    source_worker: Natural
+    sender_index: Natural
+    length_bytes: Natural
+    runs: Natural
     digest: bytes
     """Of the pair's plan."""
     aux: bytes = b""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """Every control frame: who, to whom, the number, the cumulative acknowledgement, the message."""
+    """Every control frame: who, to whom, which session, number, acknowledgement, message."""
 
-    source: bytes
+    source: Incarnation
     """Incarnation of the sender, 16 bytes."""
-    destination: bytes
+    destination: MaybeIncarnation
     """Incarnation meant; empty in the first `Hello`."""
-    number: int
-    """From 1 in each direction of a session; 0: outside the numbering (`Hello`, `StaleSession`, pure
-    acknowledgements, heartbeats)."""
-    ack: int
+    session: Positive
+    """Counter of the decode incarnation, one per session that it asks for, never reused: tells a
+    session from an older one of the same two lives."""
+    number: Natural
+    """From 1 in each direction of a session; 0: outside the numbering (`Hello`, `StaleSession`,
+    heartbeats, pure acknowledgements)."""
+    ack: Natural
     """Highest number received without a gap."""
     message: AnyMessage | None = None
     """None: a pure acknowledgement."""
