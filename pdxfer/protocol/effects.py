@@ -21,6 +21,13 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell a peer life all our workers: `Attach` from decode, `Accept` from prefill."""
+
+    peer: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Post:
     """Write runs of one worker's memory into a peer worker's memory."""
 
@@ -83,6 +90,8 @@ class Show:
     state: State
     error: PdxferError | None = None
     prefix_tokens: int | None = None
+    fence: str = ""
+    """The proof at FAILED; `quarantined` at QUARANTINED."""
     length_bytes: int = 0
     runs: int = 0
     aux: bytes = b""
@@ -93,9 +102,9 @@ class Show:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """No write can reach the memory of this departed worker, or read it: unmap and deregister."""
+    """No write can reach the memory of this departed worker any more: unmap and deregister it."""
 
     worker: int
 
 
-Effect = Tell | Post | PostCommit | Cancel | OpenPath | ClosePath | WatchSender | Show | Free
+Effect = Tell | Announce | Post | PostCommit | Cancel | OpenPath | ClosePath | WatchSender | Show | Free

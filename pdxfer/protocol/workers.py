@@ -20,6 +20,8 @@ class Worker:
     layout: KVLayout
     relayout: str
     ignore_parts: tuple[str, ...]
+    regions: tuple[RegionInfo, ...] = ()
+    """As mapped by its agent; remote keys are added for the peer that may write them."""
 
     @property
     def side(self) -> Side:
@@ -31,8 +33,8 @@ class Worker:
             ignore_parts=self.ignore_parts,
         )
 
-    def info(self, regions: list[RegionInfo]) -> WorkerInfo:
-        """As it is told to a peer; `regions` hold what that peer may write."""
+    def info(self) -> WorkerInfo:
+        """As it is told to a peer."""
         rank, layout = self.rank, self.layout
         return WorkerInfo(
             worker_id=self.worker_id,
@@ -46,7 +48,7 @@ class Worker:
                 cp_size=rank.cp_size,
             ),
             layout=layout.to_wire(),
-            regions=regions,
+            regions=list(self.regions),
             item_lens=list(layout.item_lens),
             page_size=layout.groups[0].page_size,
             attention_tp=rank.tp_size,
@@ -95,6 +97,7 @@ def from_info(info: WorkerInfo) -> Worker:
         layout=layout,
         relayout=info.relayout,
         ignore_parts=tuple(info.ignore_parts),
+        regions=tuple(info.regions),
     )
 
 

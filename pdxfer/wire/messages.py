@@ -239,14 +239,13 @@ class Committed(Message, frozen=True, kw_only=True, tag="committed"):
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
-    """The sender's part of a generation failed. Prefill: with `drained`, nothing is in flight."""
+    """The sender's part of a generation failed. No proof of anything: that is `Drained`."""
 
     generation: Positive
     source_worker: Natural
     code: str
     text: str
     retryable: bool = False
-    drained: bool = False
     fields: dict[str, str] = {}
 
 

@@ -1,0 +1,611 @@
+"""The decode machine: binds receives, places pages, counts commits, fences what failed.
+
+No I/O and no clock, like the prefill machine beside it. A destination page leaves a transfer in two
+ways only: the commit of every source worker that owes bytes, or a proof from every sender that knew
+the page. Time alone never frees one.
+"""
+
+from __future__ import annotations
+
+from pdxfer import limits
+from pdxfer.errors import (
+    ConfigError,
+    LayoutMismatchError,
+    LocalProtocolError,
+    PdxferError,
+    PeerError,
+    RemoteProtocolError,
+    ResourceError,
+    TransferError,
+    from_wire,
+)
+from pdxfer.layout import Pages, PlanSummary, check_page_ids
+from pdxfer.protocol.effects import Announce, Effect, Free, Show, Tell, WatchSender
+from pdxfer.protocol.held import HeldPages
+from pdxfer.protocol.receiving import Debt, Receiving, SourceKey
+from pdxfer.protocol.sources import Link, PrefillPeer, gather, split_address, verdicts
+from pdxfer.protocol.state import FINAL, State
+from pdxfer.protocol.tables import ReceivingEvent
+from pdxfer.protocol.workers import Pair, Worker
+from pdxfer.wire.messages import (
+    Abort,
+    Accept,
+    Bye,
+    Chunk,
+    CommitPayload,
+    Committed,
+    Drained,
+    Failed,
+    GroupPages,
+    Heartbeat,
+    Matched,
+    Message,
+    Place,
+    Receive,
+    Reject,
+)
+from pdxfer.wire.pages import pack_ids
+
+ENDING = frozenset({State.FENCING, State.QUARANTINED})
+
+
+class DecodeMachine:
+    """All receives of one decode agent, and all prefill lives that send to it."""
+
+    def __init__(self, incarnation: bytes) -> None:
+        self.incarnation = incarnation
+        self.workers: dict[int, Worker] = {}
+        self.links: dict[str, Link] = {}
+        self.peers: dict[bytes, PrefillPeer] = {}
+        self.live: dict[int, Receiving] = {}
+        """Generation to receive, from `receive` until it is final."""
+        self.revision = 0
+        self._next_generation = 1
+        self._by_slot: dict[tuple[int, int], Receiving] = {}
+        self._held: dict[int, HeldPages] = {}
+        self._departing: set[int] = set()
+        self._effects: list[Effect] = []
+
+    def take_effects(self) -> list[Effect]:
+        """What is to be done since the last call, in order."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    @property
+    def oldest_live_generation(self) -> int:
+        """No smaller generation is alive; what heartbeats carry."""
+        return min(self.live, default=self._next_generation)
+
+    # -- what a worker says ------------------------------------------------------------------
+    def attach(self, worker: Worker) -> None:
+        """A worker has handed over its memory; every peer is told."""
+        self.workers[worker.worker_id] = worker
+        self._held[worker.worker_id] = HeldPages(worker.layout)
+        self._announce()
+
+    def detach(self, worker_id: int, reason: str, now: float) -> None:
+        """A worker went away. Its receives are fenced; its memory is freed after the last proof."""
+        if self.workers.pop(worker_id, None) is None:
+            return
+        self._departing.add(worker_id)
+        error = PeerError(f"the decode worker of this room went away: {reason}", retryable=True)
+        for receiving in [r for r in self.live.values() if r.worker == worker_id]:
+            self._fail(receiving, error, now)
+        self._announce()
+        self._free_departed(worker_id)
+
+    def summary(self, worker_id: int, addresses: tuple[str, ...]) -> dict[str, object] | str:
+        """The plan towards these addresses, or what is still awaited, in words.
+
+        Raises:
+            PdxferError: the refusal of the pair or of the link.
+        """
+        found = self._verdicts(addresses, self.workers[worker_id])
+        if isinstance(found, str):
+            return found
+        plans = [pair.plan for pair in found.values() if pair.plan is not None]
+        return PlanSummary.merge([made.summary() for made in plans]).to_wire()
+
+    def receive(
+        self,
+        worker_id: int,
+        room: int,
+        slot: int,
+        addresses: tuple[str, ...],
+        *,
+        deadline: float,
+        now: float,
+    ) -> Receiving:
+        """Hold a room; a refusal known already leaves the returned receive FAILED with its error.
+
+        Raises:
+            LocalProtocolError: the worker has a live receive of this room; nothing has changed.
+            ResourceError: too large a share of the pool is quarantined.
+        """
+        for other in self.live.values():
+            if (other.worker, other.room) == (worker_id, room):
+                raise LocalProtocolError(
+                    f"duplicate room {room}: this worker has a live receive of it "
+                    f"({other.state.name}); end that one first"
+                )
+        self._check_quarantine(worker_id)
+        layout = self.workers[worker_id].layout
+        generation, self._next_generation = self._next_generation, self._next_generation + 1
+        receiving = Receiving(worker_id, room, generation, slot, addresses, deadline, layout)
+        self.live[generation] = receiving
+        self._by_slot[worker_id, slot] = receiving
+        self._show(receiving)
+        self._bind(receiving, now)
+        return receiving
+
+    def place(
+        self,
+        worker_id: int,
+        slot: int,
+        pages: dict[str, Pages],
+        *,
+        tokens: int,
+        prefix_tokens: int,
+        now: float,
+    ) -> None:
+        """Give a receive its pages, once. An error in them fails the receive."""
+        receiving = self._by_slot.get((worker_id, slot))
+        if receiving is None or receiving.error is not None:
+            return
+        try:
+            if receiving.pages is not None:
+                raise LocalProtocolError(f"room {receiving.room}: its pages are placed already")
+            placed = self._check_pages(receiving, pages, tokens, prefix_tokens)
+            self._held[worker_id].hold(receiving.generation, placed)
+        except PdxferError as error:
+            self._fail(receiving, error, now)
+            return
+        receiving.pages = placed
+        receiving.tokens, receiving.prefix_tokens = tokens, prefix_tokens
+        if receiving.debts:
+            self._tell_places(receiving)
+            self._settle(receiving)
+        else:
+            self._bind(receiving, now)
+
+    def abort(self, worker_id: int, slot: int, reason: str, now: float) -> None:
+        """The worker gives its receive up; its pages come back after the proof."""
+        receiving = self._by_slot.get((worker_id, slot))
+        if receiving is not None:
+            text = f"room {receiving.room} was aborted by the decode worker: {reason or 'no reason given'}"
+            self._fail(receiving, TransferError(text), now)
+
+    # -- what a link and a peer say ----------------------------------------------------------
+    def link(self, address: str) -> Link:
+        """The link of a control address, made when first named."""
+        control, _ = split_address(address)
+        return self.links.setdefault(control, Link(control))
+
+    def link_up(self, address: str, peer_id: bytes, now: float) -> None:
+        """A prefill life answers behind an address; it is told our workers."""
+        link = self.link(address)
+        link.peer_id, link.error = peer_id, None
+        peer = self.peers.setdefault(peer_id, PrefillPeer(peer_id, link.address))
+        peer.last_heard = now
+        self._effects.append(Announce(peer_id))
+
+    def link_refused(self, address: str, error: PdxferError, now: float) -> None:
+        """The link cannot come up, or its life refuses the session; rooms named on it fail."""
+        link = self.link(address)
+        link.error = error
+        for receiving in self._on_link(link.address):
+            self._fail(receiving, error, now)
+
+    def peer_lost(self, peer_id: bytes, reason: str, now: float) -> None:
+        """A prefill life ended (goodbye, a new life, silence). No proof of anything."""
+        peer = self.peers.get(peer_id)
+        if peer is None:
+            return
+        peer.gone = True
+        link = self.links.get(peer.address)
+        if link is not None and link.peer_id == peer_id:
+            link.peer_id = b""
+        text = f"the prefill agent at {peer.address} is away: {reason}"
+        for receiving in list(self.live.values()):
+            if peer_id in receiving.bound:
+                self._fail(receiving, PeerError(text, retryable=True), now)
+        self._forget_gone()
+
+    def on_message(self, peer_id: bytes, message: Message, now: float) -> None:
+        """Act on one message of a prefill life."""
+        peer = self.peers.get(peer_id)
+        if peer is None:
+            return
+        peer.last_heard = now
+        match message:
+            case Accept():
+                self._on_accept(peer, message, now)
+            case Reject():
+                error = from_wire(
+                    {
+                        "code": message.code,
+                        "text": message.text,
+                        "retryable": True,
+                        "fields": message.fields,
+                    }
+                )
+                self.link_refused(peer.address, error, now)
+            case Matched():
+                self._on_matched(peer, message)
+            case Chunk():
+                self._on_chunk(peer, message, now)
+            case Failed():
+                self._on_failed(message, now)
+            case Drained():
+                self._on_drained(peer, message, now)
+            case Heartbeat():
+                pass
+            case Bye():
+                self.peer_lost(peer_id, f"prefill said goodbye: {message.reason or 'no reason'}", now)
+            case _:
+                raise RemoteProtocolError(
+                    f"prefill may not send {type(message).__name__} to a decode agent"
+                )
+
+    def _on_accept(self, peer: PrefillPeer, message: Accept, now: float) -> None:
+        try:
+            peer.take_accept(message)
+        except PdxferError as error:
+            self.link_refused(peer.address, error, now)
+            return
+        if not peer.watched:
+            peer.watched = True
+            self._effects.append(WatchSender(peer.peer_id, message.lane, message.lane_address))
+        for receiving in self._on_link(peer.address):
+            lost = [
+                key
+                for key in receiving.debts
+                if key[0] == peer.peer_id and key[1] not in peer.workers
+            ]
+            if lost:
+                text = f"prefill worker {lost[0][1]} at {peer.address} went away"
+                self._fail(receiving, PeerError(text, retryable=True), now)
+            elif not receiving.debts:
+                self._bind(receiving, now)
+
+    def _on_matched(self, peer: PrefillPeer, message: Matched) -> None:
+        receiving = self.live.get(message.generation)
+        debt = receiving and receiving.debts.get((peer.peer_id, message.source_worker))
+        if receiving is None or debt is None:
+            return
+        debt.matched = True
+        self._settle(receiving)
+
+    def _on_chunk(self, peer: PrefillPeer, message: Chunk, now: float) -> None:
+        receiving = self.live.get(message.generation)
+        debt = receiving and receiving.debts.get((peer.peer_id, message.source_worker))
+        if receiving is None or debt is None or receiving.error is not None:
+            return
+        ranges = {name: (r.first, r.end) for name, r in message.ranges.items()}
+        layers = None if message.layers is None else tuple(message.layers)
+        planned = debt.plan.length_bytes(ranges, layers) if debt.plan is not None else 0
+        if planned != message.length_bytes:
+            text = (
+                f"chunk {message.number} of room {receiving.room} announces "
+                f"{message.length_bytes} bytes, its plan here has {planned}"
+            )
+            self._fail(receiving, RemoteProtocolError(text), now)
+            return
+        if receiving.state in (State.WAITING, State.READY):
+            receiving.advance(ReceivingEvent.MOVING)
+            self._show(receiving)
+
+    def _on_failed(self, message: Failed, now: float) -> None:
+        receiving = self.live.get(message.generation)
+        if receiving is None:
+            return
+        told = from_wire(
+            {
+                "code": message.code,
+                "text": message.text,
+                "retryable": message.retryable,
+                "fields": message.fields,
+            }
+        )
+        self._fail(receiving, told, now)
+
+    def _on_drained(self, peer: PrefillPeer, message: Drained, now: float) -> None:
+        receiving = self.live.get(message.generation)
+        if receiving is None:
+            return
+        if receiving.error is None:
+            text = f"the prefill agent holds room {receiving.room} for dead; receive it again"
+            self._fail(receiving, PeerError(text, retryable=True), now)
+        self._prove(receiving, peer.peer_id, "drained")
+
+    # -- what the lane says ------------------------------------------------------------------
+    def on_commit(self, peer_id: bytes, payload: CommitPayload, now: float) -> None:
+        """A commit came behind the bytes of one source worker."""
+        if payload.decode_incarnation != self.incarnation:
+            return
+        receiving = self.live.get(payload.generation)
+        debt = receiving and receiving.debts.get((peer_id, payload.source_worker))
+        if receiving is None or debt is None or receiving.error is not None:
+            return
+        wrong = self._commit_fault(receiving, debt, payload)
+        if wrong:
+            self._fail(receiving, RemoteProtocolError(wrong), now)
+            return
+        debt.committed = debt.matched = True
+        debt.runs, debt.aux = payload.runs, payload.aux
+        self._settle(receiving)
+
+    def sender_lost(self, peer_id: bytes, error: str, proof: str, now: float) -> None:
+        """Our endpoint to a prefill life reported an error.
+
+        `proof` is `revoked` on a lane where nothing of that life can land after this, else empty.
+        """
+        text = f"the lane from the prefill agent broke: {error}"
+        for receiving in list(self.live.values()):
+            if peer_id not in receiving.bound:
+                continue
+            self._fail(receiving, PeerError(text, retryable=True), now)
+            if proof:
+                self._prove(receiving, peer_id, proof)
+
+    def sender_dead(self, peer_id: bytes) -> None:
+        """The writing process of a prefill life is known to be dead (its pidfd is readable)."""
+        for receiving in list(self.live.values()):
+            if receiving.state in ENDING:
+                self._prove(receiving, peer_id, "dead")
+
+    # -- time --------------------------------------------------------------------------------
+    def tick(self, now: float) -> None:
+        """Fail what waited past its deadline; show as QUARANTINED what has no proof in time."""
+        for receiving in list(self.live.values()):
+            if receiving.state is State.WAITING and now >= receiving.deadline:
+                self._fail(receiving, PeerError(self._why_waiting(receiving), retryable=True), now)
+            elif receiving.state is State.FENCING and now >= receiving.drain_deadline:
+                receiving.advance(ReceivingEvent.UNPROVEN)
+                self._show(receiving)
+
+    def _why_waiting(self, receiving: Receiving) -> str:
+        room = f"room {receiving.room}"
+        if receiving.debts:
+            matched = sum(debt.matched for debt in receiving.debts.values())
+            if receiving.pages is None:
+                return f"{room}: no pages were placed before its deadline"
+            return f"{room}: {matched} of {len(receiving.debts)} prefill workers sent it before its deadline"
+        try:
+            found = self._verdicts(receiving.prefill, self.workers[receiving.worker])
+        except PdxferError as error:
+            return f"{room}: {error}"
+        return f"{room}: {found if isinstance(found, str) else 'not bound'} before its deadline"
+
+    # -- inside ------------------------------------------------------------------------------
+    def _verdicts(self, addresses: tuple[str, ...], worker: Worker) -> dict[SourceKey, Pair] | str:
+        instance = gather(addresses, self.links, self.peers)
+        if instance.pending:
+            return instance.pending
+        return verdicts(instance, self.peers, worker)
+
+    def _bind(self, receiving: Receiving, now: float) -> None:
+        """Tell every source worker of the room, once the instance is complete and agreed on."""
+        worker = self.workers[receiving.worker]
+        try:
+            found = self._verdicts(receiving.prefill, worker)
+        except PdxferError as error:
+            if isinstance(error, LayoutMismatchError):
+                self._tell_refused(receiving, worker)
+            self._fail(receiving, error, now)
+            return
+        if isinstance(found, str):
+            return
+        instance = gather(receiving.prefill, self.links, self.peers)
+        for key, pair in found.items():
+            index = instance.workers[key].rank.index
+            receiving.debts[key] = Debt(sender_index=index, plan=pair.plan)
+            receiving.bound.add(key[0])
+            receiving.lanes.add(self.peers[key[0]].lane)
+        self._tell_receives(receiving, worker, list(found))
+
+    def _tell_receives(
+        self, receiving: Receiving, worker: Worker, keys: list[SourceKey]
+    ) -> None:
+        for key in keys:
+            place = None
+            if receiving.pages is not None and key in receiving.debts:
+                place = self._place_for(receiving, key)
+            message = Receive(
+                room=receiving.room,
+                generation=receiving.generation,
+                source_worker=key[1],
+                destination_worker=receiving.worker,
+                receiver_index=worker.rank.index,
+                receiver_count=worker.rank.instance_size,
+                place=place,
+            )
+            self._effects.append(Tell(key[0], message))
+
+    def _tell_refused(self, receiving: Receiving, worker: Worker) -> None:
+        """Name the room to a refusing pair, so that its send fails with the same error."""
+        instance = gather(receiving.prefill, self.links, self.peers)
+        self._tell_receives(receiving, worker, list(instance.workers))
+
+    def _tell_places(self, receiving: Receiving) -> None:
+        for key in receiving.debts:
+            self._effects.append(Tell(key[0], self._place_for(receiving, key)))
+
+    def _place_for(self, receiving: Receiving, key: SourceKey) -> Place:
+        debt, groups = receiving.debts[key], {}
+        if debt.plan is not None:
+            pages = receiving.pages or {}
+            span = (receiving.prefix_tokens, receiving.tokens)
+            debt.expected_bytes = debt.plan.length_bytes(dict.fromkeys(pages, span))
+            receiving.told.add(key[0])
+            for name, listed in pages.items():
+                encoding, ids = pack_ids(listed.ids)
+                groups[name] = GroupPages(
+                    first_token=listed.first_token, encoding=encoding, ids=ids
+                )
+        return Place(
+            generation=receiving.generation,
+            source_worker=key[1],
+            tokens=receiving.tokens,
+            prefix_tokens=receiving.prefix_tokens,
+            groups=groups,
+        )
+
+    def _check_pages(
+        self, receiving: Receiving, pages: dict[str, Pages], tokens: int, prefix_tokens: int
+    ) -> dict[str, Pages]:
+        if not 0 <= prefix_tokens <= tokens:
+            raise ConfigError(
+                f"room {receiving.room}: prefix_tokens={prefix_tokens} is not within tokens={tokens}"
+            )
+        placed: dict[str, Pages] = {}
+        for group in receiving.layout.groups:
+            listed = pages.get(group.name)
+            if listed is None:
+                raise ConfigError(f"room {receiving.room}: no pages of group {group.name}")
+            check_page_ids(receiving.layout, group.name, listed.ids)
+            size = group.page_size
+            first = listed.first_token or prefix_tokens // size * size
+            needed = max(0, -(-(tokens - first) // size))
+            if len(listed.ids) != needed and tokens > prefix_tokens:
+                raise ConfigError(
+                    f"room {receiving.room}: {len(listed.ids)} page(s) of group {group.name} from "
+                    f"token {first} on, tokens={tokens} needs {needed} of {size} tokens each",
+                    fields={"pages": str(len(listed.ids)), "tokens": str(tokens)},
+                )
+            placed[group.name] = Pages(listed.ids, first)
+        unknown = pages.keys() - placed.keys()
+        if unknown:
+            raise ConfigError(
+                f"room {receiving.room}: group {min(unknown)} is not of this layout, "
+                f"which has {', '.join(placed)}"
+            )
+        return placed
+
+    def _commit_fault(self, receiving: Receiving, debt: Debt, payload: CommitPayload) -> str:
+        room = f"room {receiving.room}"
+        if debt.plan is None or receiving.pages is None:
+            return f"{room}: a commit from prefill worker {payload.source_worker}, which was told no page"
+        if payload.length_bytes != debt.expected_bytes:
+            return (
+                f"{room}: the commit says {payload.length_bytes} bytes, "
+                f"{debt.expected_bytes} are expected"
+            )
+        if payload.digest != debt.plan.digest:
+            return f"{room}: the commit names another plan"
+        if len(payload.aux) > limits.AUX_BYTES_MAX:
+            return f"{room}: aux has {len(payload.aux)} bytes, at most {limits.AUX_BYTES_MAX}"
+        return ""
+
+    def _settle(self, receiving: Receiving) -> None:
+        if receiving.error is not None:
+            return
+        if receiving.committed:
+            receiving.advance(ReceivingEvent.COMMITTED)
+            for peer_id in sorted(receiving.bound):
+                self._effects.append(Tell(peer_id, Committed(generation=receiving.generation)))
+            self._finish(receiving)
+        elif receiving.state is State.WAITING and receiving.matched:
+            receiving.advance(ReceivingEvent.BOUND)
+            self._show(receiving)
+
+    def _fail(self, receiving: Receiving, error: PdxferError, now: float) -> None:
+        if receiving.error is not None or receiving.state in FINAL:
+            return
+        receiving.error = error
+        for peer_id in sorted(receiving.bound):
+            if not (self.peers[peer_id].gone if peer_id in self.peers else True):
+                self._effects.append(
+                    Tell(peer_id, Abort(generation=receiving.generation, reason=str(error)))
+                )
+        if receiving.state is State.WAITING and not receiving.told:
+            receiving.advance(ReceivingEvent.FAILED_UNTOLD)
+            self._finish(receiving)
+            return
+        receiving.advance(ReceivingEvent.FAILED_TOLD)
+        receiving.drain_deadline = now + limits.DRAIN_DEADLINE_S
+        self._show(receiving)
+        self._settle_fence(receiving)
+
+    def _prove(self, receiving: Receiving, peer_id: bytes, proof: str) -> None:
+        if receiving.state in ENDING and peer_id in receiving.told:
+            receiving.proofs.setdefault(peer_id, proof)
+            self._settle_fence(receiving)
+
+    def _settle_fence(self, receiving: Receiving) -> None:
+        if receiving.state in ENDING and not receiving.unproven:
+            receiving.advance(ReceivingEvent.PROVEN)
+            self._finish(receiving)
+
+    def _finish(self, receiving: Receiving) -> None:
+        if receiving.pages is not None and receiving.worker in self._held:
+            self._held[receiving.worker].release(receiving.pages)
+        self._show(receiving)
+        self.live.pop(receiving.generation, None)
+        self._by_slot.pop((receiving.worker, receiving.slot), None)
+        self._free_departed(receiving.worker)
+        self._forget_gone()
+
+    def _check_quarantine(self, worker_id: int) -> None:
+        stuck: dict[str, int] = {}
+        for receiving in self.live.values():
+            if receiving.worker == worker_id and receiving.state is State.QUARANTINED:
+                for name, listed in (receiving.pages or {}).items():
+                    stuck[name] = stuck.get(name, 0) + len(listed.ids)
+        for name, count in stuck.items():
+            share = self._held[worker_id].share(name, count)
+            if share > limits.QUARANTINED_SHARE_MAX:
+                raise ResourceError(
+                    f"{count} pages of group {name} ({share:.0%}) are quarantined, at most "
+                    f"{limits.QUARANTINED_SHARE_MAX:.0%} may be; see `pdxfer status` for the "
+                    "senders whose end would free them",
+                    retryable=True,
+                    fields={"quarantined_pages": str(count)},
+                )
+
+    def _announce(self) -> None:
+        self.revision += 1
+        for peer in self.peers.values():
+            if not peer.gone:
+                self._effects.append(Announce(peer.peer_id))
+
+    def _on_link(self, control: str) -> list[Receiving]:
+        return [
+            receiving
+            for receiving in self.live.values()
+            if receiving.error is None
+            and any(split_address(address)[0] == control for address in receiving.prefill)
+        ]
+
+    def _forget_gone(self) -> None:
+        for peer_id, peer in list(self.peers.items()):
+            if peer.gone and not any(peer_id in r.bound for r in self.live.values()):
+                del self.peers[peer_id]
+
+    def _free_departed(self, worker_id: int) -> None:
+        alive = any(receiving.worker == worker_id for receiving in self.live.values())
+        if worker_id in self._departing and not alive:
+            self._departing.discard(worker_id)
+            self._held.pop(worker_id, None)
+            self._effects.append(Free(worker_id))
+
+    def _show(self, receiving: Receiving) -> None:
+        debts = receiving.debts.values()
+        self._effects.append(
+            Show(
+                worker=receiving.worker,
+                slot=receiving.slot,
+                state=receiving.state,
+                error=receiving.error,
+                fence=receiving.fence if receiving.error is not None else "",
+                length_bytes=sum(d.expected_bytes for d in debts if d.committed),
+                runs=sum(debt.runs for debt in debts),
+                aux=receiving.aux if receiving.state is State.COMMITTED else b"",
+                lane=",".join(sorted(receiving.lanes)),
+                detail={
+                    "room": receiving.room,
+                    "generation": receiving.generation,
+                    "senders": [peer_id.hex()[:12] for peer_id in sorted(receiving.bound)],
+                },
+            )
+        )

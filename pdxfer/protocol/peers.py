@@ -1,0 +1,184 @@
+"""What the prefill machine keeps of one decode life: workers, verdicts, legs, the dead generations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from pdxfer import limits
+from pdxfer.errors import RemoteProtocolError, ResourceError
+from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
+from pdxfer.wire.messages import Accept, Attach, PairPlan, PairReject, Place, Receive
+
+
+class PathState(Enum):
+    """Of the sending path to a peer."""
+
+    NONE = "never opened"
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class DecodePeer:
+    """One decode life, from its first message until its path is closed."""
+
+    peer_id: bytes
+    last_heard: float = 0.0
+    gone: bool = False
+    path: PathState = PathState.NONE
+    lane: str = ""
+    revision: int = 0
+    workers: dict[int, Worker] = field(default_factory=dict)
+    siblings: list[Worker] = field(default_factory=list)
+    verdicts: dict[tuple[int, int], Pair] = field(default_factory=dict)
+    own: list[Worker] = field(default_factory=list)
+    """Prefill workers as last judged."""
+    waiting: dict[tuple[int, int], list[Receive]] = field(default_factory=dict)
+    """(source worker, room) to receives whose send has not come."""
+    legs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Live generation to the (worker, room) of its sends here."""
+    asked: set[int] = field(default_factory=set)
+    """Generations that decode waits to hear `Drained` of."""
+    mark: int = 0
+    """No generation up to this one is alive at decode."""
+    tombstones: set[int] = field(default_factory=set)
+    drained_asked_by: bytes = b""
+    """A newer life that waits for this one to be drained."""
+
+    def take_attach(self, message: Attach) -> None:
+        """Replace what is known of the decode workers.
+
+        Raises:
+            RemoteProtocolError: a worker of the message is malformed; nothing has changed.
+        """
+        if len(message.workers) > limits.WORKERS_PER_AGENT_MAX:
+            raise RemoteProtocolError(
+                f"Attach names {len(message.workers)} workers, "
+                f"at most {limits.WORKERS_PER_AGENT_MAX}"
+            )
+        workers = {info.worker_id: from_info(info) for info in message.workers}
+        siblings = [from_info(info) for info in message.siblings]
+        self.workers, self.siblings = workers, siblings
+        for generation in self.tombstones:
+            self.drop_waiting(generation)
+        self.revision, self.lane = message.revision, message.lane
+
+    def judge(self, own: Iterable[Worker]) -> None:
+        """Give a verdict on every pair whose source instance is complete."""
+        self.own = list(own)
+        self.verdicts = {}
+        for instance in {worker.instance for worker in self.own}:
+            mine = {w.worker_id: w for w in self.own if w.instance == instance}
+            sources: dict[object, Worker] = {**mine}
+            for index, sibling in enumerate(self.siblings):
+                if sibling.instance == instance:
+                    sources["sibling", index] = sibling
+            attached, expected = missing_ranks(sources.values())
+            if attached < expected:
+                continue
+            for destination in self.workers.values():
+                verdicts = judge(sources, destination)
+                for worker_id in mine:
+                    self.verdicts[worker_id, destination.worker_id] = verdicts[worker_id]
+
+    def accept_template(self) -> Accept:
+        """The answer to the last `Attach`; the agent adds the address of its send worker."""
+        plans: list[PairPlan] = []
+        rejects: list[PairReject] = []
+        for source in self.own:
+            for destination in self.workers:
+                pair = self.verdicts.get((source.worker_id, destination))
+                if pair is not None and pair.error is not None:
+                    rejects.append(
+                        PairReject(
+                            source_worker=source.worker_id,
+                            destination_worker=destination,
+                            code=pair.error.code,
+                            text=str(pair.error),
+                            fields=pair.error.fields,
+                        )
+                    )
+                    continue
+                plans.append(
+                    PairPlan(
+                        source_worker=source.worker_id,
+                        destination_worker=destination,
+                        digest=b"" if pair is None else pair.digest,
+                    )
+                )
+        return Accept(
+            revision=self.revision,
+            workers=[worker.info() for worker in self.own],
+            plans=plans,
+            rejects=rejects,
+            lane=self.lane,
+            lane_address=b"",
+        )
+
+    def wait(self, receive: Receive) -> None:
+        """Keep a receive until its send comes; a repeat of the same receiver replaces it."""
+        kept = [
+            other
+            for other in self.waiting.get((receive.source_worker, receive.room), [])
+            if other.receiver_index != receive.receiver_index
+        ]
+        self.waiting[receive.source_worker, receive.room] = [*kept, receive]
+
+    def take_waiting(self, worker: int, room: int) -> list[Receive]:
+        """The receives that waited for this send."""
+        return self.waiting.pop((worker, room), [])
+
+    def place_waiting(self, place: Place) -> None:
+        """Put pages to a receive whose send has not come; an unknown generation is dead already."""
+        for receives in self.waiting.values():
+            for index, receive in enumerate(receives):
+                if (receive.generation, receive.source_worker) == (
+                    place.generation,
+                    place.source_worker,
+                ):
+                    receives[index] = msgspec.structs.replace(receive, place=place)
+                    return
+
+    def drop_waiting(self, generation: int) -> None:
+        """Forget the unmatched receives of a generation."""
+        for key in list(self.waiting):
+            kept = [r for r in self.waiting[key] if r.generation != generation]
+            if kept:
+                self.waiting[key] = kept
+            else:
+                del self.waiting[key]
+
+    def bury(self, generation: int) -> None:
+        """Remember a dead generation above the mark, so that nothing of it is matched again.
+
+        Raises:
+            ResourceError: more of them than `TOMBSTONES_PER_SESSION_MAX`.
+        """
+        if generation <= self.mark:
+            return
+        if len(self.tombstones) >= limits.TOMBSTONES_PER_SESSION_MAX:
+            raise ResourceError(
+                f"decode has aborted {len(self.tombstones)} generations above its mark {self.mark}"
+            )
+        self.tombstones.add(generation)
+
+    def advance_mark(self, oldest_live_generation: int) -> None:
+        """Decode says that no smaller generation is alive."""
+        if oldest_live_generation - 1 <= self.mark:
+            return
+        self.mark = oldest_live_generation - 1
+        self.tombstones = {g for g in self.tombstones if g > self.mark}
+
+    def forget(self, generation: int, key: tuple[int, int]) -> None:
+        """A send of this generation is final."""
+        keys = [other for other in self.legs.get(generation, []) if other != key]
+        if keys:
+            self.legs[generation] = keys
+        else:
+            self.legs.pop(generation, None)
+            self.bury(generation)

@@ -1,0 +1,692 @@
+"""The prefill machine: matches sends with receives, turns chunks into posts, ends every leg.
+
+No I/O and no clock: callers give `now` (seconds, monotonic), `take_effects` gives what is to be
+done. What a worker, a peer and the lane can say are three groups of methods; `tick` is the passing
+of time. One machine an agent; not thread-safe, called on the agent's loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pdxfer import limits
+from pdxfer.errors import (
+    LayoutMismatchError,
+    LocalProtocolError,
+    PdxferError,
+    PeerError,
+    RemoteProtocolError,
+    ResourceError,
+    TransferError,
+)
+from pdxfer.layout import Pages, check_page_ids
+from pdxfer.protocol.effects import Announce, Cancel, ClosePath, Effect, Free, OpenPath, Post, PostCommit, Show, Tell
+from pdxfer.protocol.peers import DecodePeer, PathState
+from pdxfer.protocol.sending import Chunk, Leg, Sending
+from pdxfer.protocol.state import FINAL, State
+from pdxfer.protocol.tables import SendingEvent
+from pdxfer.protocol.workers import Pair, Worker
+from pdxfer.wire.messages import (
+    Abort,
+    Attach,
+    Bye,
+    Chunk as ChunkMessage,
+    Committed,
+    CommitPayload,
+    Drained,
+    Failed,
+    Heartbeat,
+    Matched,
+    Message,
+    Place,
+    Receive,
+    Reject,
+    TokenRange,
+)
+from pdxfer.wire.pages import unpack_ids
+
+
+class PrefillMachine:
+    """All sends of one prefill agent, and all decode lives that receive from it."""
+
+    def __init__(self, incarnation: bytes) -> None:
+        self.incarnation = incarnation
+        self.workers: dict[int, Worker] = {}
+        self.peers: dict[bytes, DecodePeer] = {}
+        self.sendings: dict[tuple[int, int], Sending] = {}
+        self._by_slot: dict[tuple[int, int], Sending] = {}
+        self._departing: set[int] = set()
+        self._effects: list[Effect] = []
+
+    def take_effects(self) -> list[Effect]:
+        """What is to be done since the last call, in order."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    # -- what a worker says ------------------------------------------------------------------
+    def attach(self, worker: Worker) -> None:
+        """A worker has handed over its memory; every peer is told."""
+        self.workers[worker.worker_id] = worker
+        self._tell_workers()
+
+    def detach(self, worker_id: int, reason: str) -> None:
+        """A worker went away. Its sends fail; its memory is freed once nothing reads it."""
+        if self.workers.pop(worker_id, None) is None:
+            return
+        self._departing.add(worker_id)
+        error = PeerError(f"the prefill worker of this room went away: {reason}", retryable=True)
+        for sending in [s for s in self.sendings.values() if s.worker == worker_id]:
+            self._fail(sending, error)
+        self._tell_workers()
+        self._free_departed(worker_id)
+
+    def open(
+        self, worker_id: int, room: int, slot: int, *, deadline: float, lease_s: float
+    ) -> Sending:
+        """Hold a room for a send.
+
+        Raises:
+            LocalProtocolError: the worker has a live send of this room; nothing has changed.
+        """
+        key = (worker_id, room)
+        if key in self.sendings:
+            raise LocalProtocolError(
+                f"duplicate room {room}: this worker has a live send of it "
+                f"({self.sendings[key].state.name}); end that one first"
+            )
+        layout = self.workers[worker_id].layout
+        sending = Sending(worker_id, room, slot, deadline, lease_s, layout)
+        self.sendings[key] = sending
+        self._by_slot[worker_id, slot] = sending
+        self._show(sending)
+        for peer in self.peers.values():
+            for receive in peer.take_waiting(worker_id, room):
+                self._bind(peer, receive, sending)
+        self._pump(sending)
+        return sending
+
+    def send(
+        self,
+        worker_id: int,
+        slot: int,
+        pages: dict[str, Pages],
+        *,
+        tokens: int | None,
+        layers: list[int] | None,
+        last: bool,
+        aux: bytes,
+    ) -> None:
+        """Append a chunk. An error in it fails the send, since a chunk cannot be left out."""
+        sending = self._by_slot.get((worker_id, slot))
+        if sending is None or sending.error is not None:
+            return
+        try:
+            for group, listed in pages.items():
+                check_page_ids(sending.layout, group, listed.ids)
+            if len(aux) > limits.AUX_BYTES_MAX:
+                raise ResourceError(f"aux has {len(aux)} bytes, at most {limits.AUX_BYTES_MAX}")
+            if len(sending.chunks) >= limits.CHUNKS_PER_TRANSFER_MAX:
+                raise ResourceError(
+                    f"room {sending.room}: more than {limits.CHUNKS_PER_TRANSFER_MAX} chunks"
+                )
+            sending.add_chunk(pages, tokens, layers, last=last)
+            sending.aux = aux or sending.aux
+        except PdxferError as error:
+            self._fail(sending, error)
+            return
+        self._pump(sending)
+
+    def abort(self, worker_id: int, slot: int, reason: str) -> None:
+        """The worker gives its send up."""
+        sending = self._by_slot.get((worker_id, slot))
+        if sending is not None:
+            text = f"room {sending.room} was aborted by the prefill worker: {reason or 'no reason given'}"
+            self._fail(sending, TransferError(text))
+
+    # -- what a peer says --------------------------------------------------------------------
+    def on_message(self, peer_id: bytes, message: Message, now: float) -> None:
+        """Act on one message of a decode life."""
+        peer = self.peers.setdefault(peer_id, DecodePeer(peer_id))
+        peer.last_heard = now
+        match message:
+            case Attach():
+                self._on_attach(peer, message)
+            case Receive():
+                self._on_receive(peer, message)
+            case Place():
+                self._on_place(peer, message)
+            case Abort():
+                self._on_abort(peer, message)
+            case Committed():
+                self._on_committed(peer, message.generation)
+            case Failed():
+                self._on_abort(peer, Abort(generation=message.generation, reason=message.text))
+            case Heartbeat():
+                peer.advance_mark(message.oldest_live_generation)
+            case Bye():
+                self.peer_lost(peer_id, f"decode said goodbye: {message.reason or 'no reason'}")
+            case _:
+                raise RemoteProtocolError(
+                    f"decode may not send {type(message).__name__} to a prefill agent"
+                )
+
+    def peer_lost(self, peer_id: bytes, reason: str) -> None:
+        """A decode life ended (goodbye, a new life, silence past every lease)."""
+        peer = self.peers.get(peer_id)
+        if peer is None:
+            return
+        peer.waiting.clear()
+        error = PeerError(f"decode agent {peer_id.hex()[:12]} is away: {reason}", retryable=True)
+        for sending in self._of_peer(peer_id):
+            self._fail(sending, error, tell=False)
+        if peer.path in (PathState.OPENING, PathState.OPEN):
+            self._effects.append(ClosePath(peer_id))
+        else:
+            self.peers.pop(peer_id, None)
+        peer.gone = True
+
+    def _on_attach(self, peer: DecodePeer, message: Attach) -> None:
+        try:
+            peer.take_attach(message)
+        except PdxferError as error:
+            self._reject(peer, error)
+            return
+        peer.judge(self.workers.values())
+        if peer.path is PathState.OPEN and peer.lane == message.lane:
+            self._effects.append(Announce(peer.peer_id))
+        elif peer.path in (PathState.NONE, PathState.CLOSED):
+            peer.path = PathState.OPENING
+            self._effects.append(OpenPath(peer.peer_id, message.lane, message.lane_address))
+
+    def _on_receive(self, peer: DecodePeer, message: Receive) -> None:
+        if message.generation <= peer.mark or message.generation in peer.tombstones:
+            self._effects.append(Tell(peer.peer_id, Drained(generation=message.generation)))
+            return
+        verdict = peer.verdicts.get((message.source_worker, message.destination_worker))
+        error: PdxferError | None = None
+        if verdict is None:
+            error = PeerError(
+                f"room {message.room}: no plan between prefill worker {message.source_worker} and "
+                f"decode worker {message.destination_worker}; one of them is not attached any more",
+                retryable=True,
+            )
+        elif verdict.error is not None:
+            error = verdict.error
+        elif sum(map(len, peer.waiting.values())) >= limits.UNMATCHED_PER_SESSION_MAX:
+            error = ResourceError(
+                f"room {message.room}: {limits.UNMATCHED_PER_SESSION_MAX} receives of this decode "
+                "agent wait for their sends already",
+                retryable=True,
+            )
+        sending = self.sendings.get((message.source_worker, message.room))
+        if error is not None:
+            peer.bury(message.generation)
+            self._tell_failed(peer.peer_id, message.generation, message.source_worker, error)
+            if sending is not None and sending.state is State.WAITING:
+                self._fail(sending, error)
+            elif verdict is not None and verdict.error is not None:
+                peer.wait(message)  # the room's send, when it comes, fails with the same error
+            return
+        if sending is None:
+            peer.wait(message)
+            return
+        self._bind(peer, message, sending)
+        self._pump(sending)
+
+    def _bind(self, peer: DecodePeer, receive: Receive, sending: Sending) -> None:
+        verdict: Pair | None = peer.verdicts.get((receive.source_worker, receive.destination_worker))
+        taken = {leg.receive.receiver_index for leg in sending.legs.values()}
+        error: PdxferError | None = sending.error
+        if verdict is None or verdict.error is not None:
+            error = (verdict.error if verdict else None) or PeerError(
+                f"room {sending.room}: its pair of workers is not joined", retryable=True
+            )
+        elif sending.receiver_count not in (0, receive.receiver_count):
+            error = RemoteProtocolError(
+                f"room {sending.room}: receiver_count is {receive.receiver_count}, an earlier "
+                f"receiver said {sending.receiver_count}"
+            )
+        elif receive.receiver_index in taken:
+            error = LocalProtocolError(
+                f"duplicate room {sending.room}: receiver {receive.receiver_index} of "
+                f"{receive.receiver_count} is bound already"
+            )
+        if error is not None or verdict is None:
+            peer.bury(receive.generation)
+            self._tell_failed(
+                peer.peer_id,
+                receive.generation,
+                receive.source_worker,
+                error or PeerError("no plan"),
+            )
+            if isinstance(error, LayoutMismatchError):
+                self._fail(sending, error)
+            return
+        leg = Leg(peer=peer.peer_id, receive=receive, plan=verdict.plan)
+        sending.receiver_count = receive.receiver_count
+        sending.legs[leg.key] = leg
+        peer.legs.setdefault(leg.generation, []).append((sending.worker, sending.room))
+        self._effects.append(
+            Tell(
+                peer.peer_id,
+                Matched(generation=leg.generation, source_worker=receive.source_worker),
+            )
+        )
+        if receive.place is not None:
+            self._place(sending, leg, receive.place)
+
+    def _on_place(self, peer: DecodePeer, message: Place) -> None:
+        for sending, leg in self._legs(peer, message.generation):
+            if leg.receive.source_worker == message.source_worker:
+                self._place(sending, leg, message)
+                self._pump(sending)
+                return
+        peer.place_waiting(message)
+
+    def _place(self, sending: Sending, leg: Leg, place: Place) -> None:
+        if leg.place is not None:
+            self._fail(
+                sending,
+                RemoteProtocolError(f"room {sending.room}: its pages were placed twice"),
+            )
+            return
+        try:
+            pages = {
+                name: Pages(unpack_ids(group.encoding, group.ids), group.first_token)
+                for name, group in place.groups.items()
+            }
+        except PdxferError as error:
+            self._fail(sending, error)
+            return
+        leg.place, leg.pages = place, pages
+
+    def _on_abort(self, peer: DecodePeer, message: Abort) -> None:
+        if message.decode_incarnation:
+            self._abort_life(peer, message)
+            return
+        generation = message.generation
+        peer.drop_waiting(generation)
+        peer.bury(generation)
+        error = TransferError(f"aborted by decode: {message.reason or 'no reason given'}")
+        legs = list(self._legs(peer, generation))
+        peer.asked.add(generation)
+        for sending, _ in legs:
+            self._fail(sending, error, tell=False)
+        self._answer_drained(peer, generation)
+
+    def _abort_life(self, peer: DecodePeer, message: Abort) -> None:
+        life = message.decode_incarnation
+        older = self.peers.get(life)
+        if older is not None and life != peer.peer_id:
+            older.drained_asked_by = peer.peer_id
+            self.peer_lost(life, f"replaced by a new life: {message.reason}")
+            if life in self.peers:
+                return
+        self._effects.append(Tell(peer.peer_id, Drained(decode_incarnation=life)))
+
+    def _on_committed(self, peer: DecodePeer, generation: int) -> None:
+        for sending, leg in list(self._legs(peer, generation)):
+            leg.committed = True
+            self._settle(sending)
+
+    # -- what the lane says ------------------------------------------------------------------
+    def on_path_opened(self, peer_id: bytes, error: str) -> None:
+        """The path to a decode life is usable, or could not be opened."""
+        peer = self.peers.get(peer_id)
+        if peer is None or peer.gone:
+            self._effects.append(ClosePath(peer_id))
+            return
+        if error:
+            peer.path = PathState.CLOSED
+            text = f"the lane {peer.lane} to the decode agent could not be opened: {error}"
+            self._reject(peer, PeerError(text, retryable=True, fields={"lane": peer.lane}))
+            return
+        peer.path = PathState.OPEN
+        self._effects.append(Announce(peer_id))
+
+    def on_batch(
+        self,
+        peer_id: bytes,
+        generation: int,
+        source_worker: int,
+        *,
+        length_bytes: int,
+        error: str,
+    ) -> None:
+        """One batch of a leg ended: placed and flushed, or with its first error."""
+        for sending, leg in self._legs(self.peers.get(peer_id), generation):
+            if sending.worker != source_worker:
+                continue
+            leg.batches_in_flight -= 1
+            leg.bytes_placed += length_bytes
+            if error:
+                self._fail(sending, PeerError(f"a write to decode failed: {error}", retryable=True))
+            return
+
+    def on_commit_sent(
+        self, peer_id: bytes, generation: int, source_worker: int, *, error: str
+    ) -> None:
+        """A commit has left behind its bytes, or cannot."""
+        for sending, leg in self._legs(self.peers.get(peer_id), generation):
+            if sending.worker != source_worker:
+                continue
+            if error:
+                self._fail(sending, PeerError(f"the commit failed: {error}", retryable=True))
+                return
+            if leg.bytes_placed != leg.bytes_planned and sending.error is None:
+                text = f"placed {leg.bytes_placed} of {leg.bytes_planned} bytes and no error was told"
+                self._fail(sending, LocalProtocolError(f"room {sending.room}: {text}"))
+                return
+            leg.sent = True
+            self._settle(sending)
+            return
+
+    def on_cancelled(self, peer_id: bytes, generation: int) -> None:
+        """The path has nothing of this generation left."""
+        peer = self.peers.get(peer_id)
+        if peer is None:
+            return
+        for sending, leg in list(self._legs(peer, generation)):
+            leg.drained = True
+            leg.batches_in_flight = 0
+            self._settle(sending)
+        peer.asked.add(generation)
+        self._answer_drained(peer, generation)
+
+    def on_path_closed(self, peer_id: bytes, error: str) -> None:
+        """The path is closed: no write on it is in flight; its transfers fail."""
+        peer = self.peers.get(peer_id)
+        if peer is None:
+            return
+        peer.path = PathState.CLOSED
+        failure = PeerError(f"the path to decode is closed: {error or 'in order'}", retryable=True)
+        for sending in self._of_peer(peer_id):
+            self._fail(sending, failure)
+        for generation in list(peer.legs):
+            self.on_cancelled(peer_id, generation)
+        if peer.gone:
+            self.peers.pop(peer_id, None)
+            if peer.drained_asked_by:
+                self._effects.append(
+                    Tell(peer.drained_asked_by, Drained(decode_incarnation=peer_id))
+                )
+        else:
+            self._reject(peer, failure)
+
+    # -- time --------------------------------------------------------------------------------
+    def tick(self, now: float) -> None:
+        """End what has waited past its deadline or lost its lease."""
+        for sending in list(self.sendings.values()):
+            if sending.state in (State.WAITING,) and now >= sending.deadline:
+                came = len(sending.legs)
+                text = f"no receive came for room {sending.room} before its deadline"
+                if came:
+                    text = (
+                        f"room {sending.room}: {came} of {sending.receiver_count} receivers had come"
+                        " and placed pages before its deadline"
+                    )
+                self._fail(sending, PeerError(text, retryable=True))
+            elif sending.state in (State.READY, State.MOVING, State.SENT):
+                self._check_lease(sending, now)
+        for peer_id, peer in list(self.peers.items()):
+            idle = not peer.legs and now - peer.last_heard > limits.LIVENESS_TIMEOUT_S
+            if idle and peer.last_heard and not peer.gone:
+                self.peer_lost(peer_id, f"silent for {limits.LIVENESS_TIMEOUT_S} s")
+
+    def _check_lease(self, sending: Sending, now: float) -> None:
+        for leg in sending.legs.values():
+            peer = self.peers.get(leg.peer)
+            if leg.committed or peer is None or now - peer.last_heard <= sending.lease_s:
+                continue
+            text = f"no sign of the decode agent for the lease of {sending.lease_s} s"
+            self._fail(sending, PeerError(f"room {sending.room}: {text}", retryable=True))
+            return
+
+    # -- inside ------------------------------------------------------------------------------
+    def _pump(self, sending: Sending) -> None:
+        """Move what can move: bind, post chunks in order to every leg, ask for commits."""
+        if sending.error is not None or not sending.matched:
+            return
+        try:
+            if sending.state is State.WAITING:
+                sending.advance(SendingEvent.BOUND)
+                self._show(sending)
+            for leg in sending.legs.values():
+                self._check_tokens(sending, leg)
+                while leg.chunks_posted < len(sending.chunks):
+                    self._post(sending, leg, sending.chunks[leg.chunks_posted])
+                if sending.complete and not leg.commit_asked:
+                    self._ask_commit(sending, leg)
+        except PdxferError as error:
+            self._fail(sending, error)
+            return
+        self._settle(sending)
+
+    def _check_tokens(self, sending: Sending, leg: Leg) -> None:
+        place = leg.place
+        if place is None or sending.tokens is None or sending.tokens == place.tokens:
+            return
+        raise TransferError(
+            f"room {sending.room}: tokens differ: prefill={sending.tokens}, decode={place.tokens}; "
+            "both sides must state the same request",
+            fields={"tokens": f"prefill={sending.tokens}, decode={place.tokens}"},
+        )
+
+    def _post(self, sending: Sending, leg: Leg, chunk: Chunk) -> None:
+        if self.peers[leg.peer].path is not PathState.OPEN:
+            raise PeerError("the path to decode is not open", retryable=True)
+        if sending.state is State.READY:
+            sending.advance(SendingEvent.POSTED)
+            self._show(sending)
+        number, leg.chunks_posted = leg.chunks_posted, leg.chunks_posted + 1
+        ranges = self._moving_ranges(sending, leg, chunk)
+        if leg.plan is None:
+            return
+        batches = leg.plan.batches(chunk.pages, leg.pages, ranges, chunk.layers)
+        leg.bytes_planned += batches.length_bytes
+        leg.runs += len(batches.runs)
+        self._effects.append(
+            Tell(
+                leg.peer,
+                ChunkMessage(
+                    generation=leg.generation,
+                    source_worker=sending.worker,
+                    number=number,
+                    ranges={name: TokenRange(first=a, end=b) for name, (a, b) in ranges.items()},
+                    layers=None if chunk.layers is None else list(chunk.layers),
+                    length_bytes=batches.length_bytes,
+                    last=chunk.last,
+                ),
+            )
+        )
+        if len(batches.runs) == 0:
+            return
+        leg.batches_in_flight += len(batches.splits) - 1
+        self._effects.append(
+            Post(
+                peer=leg.peer,
+                generation=leg.generation,
+                source_worker=sending.worker,
+                destination_worker=leg.receive.destination_worker,
+                runs=batches.runs,
+                splits=batches.splits,
+            )
+        )
+
+    def _moving_ranges(
+        self, sending: Sending, leg: Leg, chunk: Chunk
+    ) -> dict[str, tuple[int, int]]:
+        place = leg.place
+        assert place is not None
+        ranges: dict[str, tuple[int, int]] = {}
+        for name, (first, end) in chunk.ranges.items():
+            if leg.plan is not None and first < end and name not in leg.pages:
+                raise TransferError(
+                    f"room {sending.room}: prefill sends pages of group {name}, decode placed none"
+                )
+            if not chunk.last and end > place.tokens:
+                raise TransferError(
+                    f"room {sending.room}: a chunk that is not the last ends at token {end}, decode "
+                    f"expects tokens={place.tokens}"
+                )
+            begin = max(first, place.prefix_tokens)
+            if begin < min(end, place.tokens):
+                ranges[name] = (begin, min(end, place.tokens))
+        return ranges
+
+    def _ask_commit(self, sending: Sending, leg: Leg) -> None:
+        leg.commit_asked = True
+        if leg.plan is None:
+            leg.sent = True
+            return
+        place = leg.place
+        assert place is not None
+        owed = leg.plan.length_bytes(
+            {name: (place.prefix_tokens, place.tokens) for name in leg.pages}
+        )
+        if owed != leg.bytes_planned:
+            raise TransferError(
+                f"room {sending.room}: the chunks hold {leg.bytes_planned} bytes, the request of "
+                f"{place.tokens} tokens from {place.prefix_tokens} on is {owed}; send every page and "
+                "every layer",
+                fields={"length_bytes": f"prefill={leg.bytes_planned}, decode={owed}"},
+            )
+        payload = CommitPayload(
+            decode_incarnation=leg.peer,
+            generation=leg.generation,
+            source_worker=sending.worker,
+            sender_index=self.workers[sending.worker].rank.index,
+            length_bytes=leg.bytes_planned,
+            runs=leg.runs,
+            digest=leg.plan.digest,
+            aux=sending.aux,
+        )
+        self._effects.append(PostCommit(leg.peer, leg.generation, payload))
+
+    def _settle(self, sending: Sending) -> None:
+        """Take every step that the flags of the legs allow."""
+        legs = sending.legs.values()
+        if sending.state is State.FENCING:
+            if all(leg.drained for leg in legs):
+                sending.advance(SendingEvent.DRAINED)
+                self._finish(sending)
+            return
+        if sending.state is State.MOVING and sending.complete and all(leg.sent for leg in legs):
+            sending.advance(SendingEvent.FLUSHED)
+            self._show(sending)
+        if sending.state is State.SENT and all(leg.committed for leg in legs):
+            sending.advance(SendingEvent.COMMITTED)
+            self._finish(sending)
+
+    def _fail(self, sending: Sending, error: PdxferError, *, tell: bool = True) -> None:
+        if sending.state in FINAL or sending.state is State.FENCING:
+            return
+        sending.error = error
+        for leg in sending.legs.values():
+            if leg.committed:
+                continue
+            leg.drained = leg.sent or not (leg.batches_in_flight or leg.commit_asked)
+            if not leg.drained:
+                self._effects.append(Cancel(leg.peer, leg.generation))
+            if tell:
+                self._tell_failed(leg.peer, leg.generation, sending.worker, error)
+        busy = any(not leg.drained for leg in sending.legs.values())
+        sending.advance(SendingEvent.FAILED_BUSY if busy else SendingEvent.FAILED_IDLE)
+        legs = list(sending.legs.values())
+        if busy:
+            self._show(sending)
+        else:
+            self._finish(sending)
+        for leg in legs:
+            # One transfer fails as a whole: the other source workers of this agent stop too.
+            for other, _ in list(self._legs(self.peers.get(leg.peer), leg.generation)):
+                if other is not sending and not leg.committed:
+                    self._fail(other, error, tell=tell)
+
+    def _finish(self, sending: Sending) -> None:
+        self._show(sending)
+        self.sendings.pop((sending.worker, sending.room), None)
+        self._by_slot.pop((sending.worker, sending.slot), None)
+        for leg in sending.legs.values():
+            peer = self.peers.get(leg.peer)
+            if peer is not None:
+                peer.forget(leg.generation, (sending.worker, sending.room))
+                self._answer_drained(peer, leg.generation)
+        self._free_departed(sending.worker)
+
+    def _answer_drained(self, peer: DecodePeer, generation: int) -> None:
+        """Say `Drained` where decode has asked, once nothing of the generation is alive here."""
+        if generation in peer.asked and generation not in peer.legs:
+            peer.asked.discard(generation)
+            self._effects.append(Tell(peer.peer_id, Drained(generation=generation)))
+
+    def _free_departed(self, worker_id: int) -> None:
+        alive = any(sending.worker == worker_id for sending in self.sendings.values())
+        if worker_id in self._departing and not alive:
+            self._departing.discard(worker_id)
+            self._effects.append(Free(worker_id))
+
+    def _tell_workers(self) -> None:
+        for peer in self.peers.values():
+            peer.judge(self.workers.values())
+            if peer.path is PathState.OPEN:
+                self._effects.append(Announce(peer.peer_id))
+
+    def _reject(self, peer: DecodePeer, error: PdxferError) -> None:
+        told = error.to_wire()
+        self._effects.append(
+            Tell(peer.peer_id, Reject(code=told["code"], text=told["text"], fields=told["fields"]))
+        )
+
+    def _tell_failed(
+        self, peer: bytes, generation: int, worker: int, error: PdxferError
+    ) -> None:
+        told = error.to_wire()
+        self._effects.append(
+            Tell(
+                peer,
+                Failed(
+                    generation=generation,
+                    source_worker=worker,
+                    code=told["code"],
+                    text=told["text"],
+                    retryable=told["retryable"],
+                    fields=told["fields"],
+                ),
+            )
+        )
+
+    def _legs(
+        self, peer: DecodePeer | None, generation: int
+    ) -> Iterator[tuple[Sending, Leg]]:
+        if peer is None:
+            return
+        for key in list(peer.legs.get(generation, ())):
+            sending = self.sendings.get(key)
+            if sending is not None and (peer.peer_id, generation) in sending.legs:
+                yield sending, sending.legs[peer.peer_id, generation]
+
+    def _of_peer(self, peer_id: bytes) -> list[Sending]:
+        return [
+            sending
+            for sending in self.sendings.values()
+            if any(leg.peer == peer_id and not leg.committed for leg in sending.legs.values())
+        ]
+
+    def _show(self, sending: Sending) -> None:
+        places = [leg.place.prefix_tokens for leg in sending.legs.values() if leg.place is not None]
+        known = sending.state is not State.WAITING and bool(places)
+        lanes = {self.peers[leg.peer].lane for leg in sending.legs.values() if leg.peer in self.peers}
+        self._effects.append(
+            Show(
+                worker=sending.worker,
+                slot=sending.slot,
+                state=sending.state,
+                error=sending.error,
+                prefix_tokens=min(places) if known else None,
+                length_bytes=sum(leg.bytes_placed for leg in sending.legs.values()),
+                runs=sum(leg.runs for leg in sending.legs.values()),
+                lane=",".join(sorted(lanes)),
+                detail={"room": sending.room, "receivers": sending.receiver_count},
+            )
+        )

@@ -1,0 +1,99 @@
+"""The records of a receive: one `Receiving` a generation, one `Debt` a source worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pdxfer.errors import PdxferError
+from pdxfer.layout import KVLayout, Pages, Plan
+from pdxfer.protocol.state import State
+from pdxfer.protocol.tables import ReceivingEvent, advance_receiving
+
+SourceKey = tuple[bytes, int]
+"""(prefill life, worker id there)."""
+
+
+@dataclass(slots=True)
+class Debt:
+    """What one source worker owes one transfer."""
+
+    sender_index: int
+    plan: Plan | None
+    """None: nothing; its send still has to be told."""
+    expected_bytes: int = 0
+    matched: bool = False
+    committed: bool = False
+    runs: int = 0
+    aux: bytes = b""
+
+
+@dataclass(slots=True)
+class Receiving:
+    """The receive of one room at one decode worker; its generation is never used again."""
+
+    worker: int
+    room: int
+    generation: int
+    slot: int
+    prefill: tuple[str, ...]
+    """Addresses whose workers make up the source instance."""
+    deadline: float
+    """While unmatched."""
+    layout: KVLayout
+    state: State = State.WAITING
+    debts: dict[SourceKey, Debt] = field(default_factory=dict)
+    """Empty until the source instance is complete."""
+    pages: dict[str, Pages] | None = None
+    """None: not placed yet."""
+    tokens: int = 0
+    prefix_tokens: int = 0
+    error: PdxferError | None = None
+    told: set[bytes] = field(default_factory=set)
+    """Prefill lives that know pages of this generation and may write them."""
+    bound: set[bytes] = field(default_factory=set)
+    """Prefill lives that know the room is held."""
+    proofs: dict[bytes, str] = field(default_factory=dict)
+    """Prefill life to the proof that it can write no more: drained, revoked, dead."""
+    drain_deadline: float = 0.0
+    lanes: set[str] = field(default_factory=set)
+
+    def advance(self, event: ReceivingEvent) -> None:
+        """Take an event; the table decides."""
+        self.state = advance_receiving(self.state, event)
+
+    @property
+    def unproven(self) -> set[bytes]:
+        """Prefill lives that may still write."""
+        return self.told - self.proofs.keys()
+
+    @property
+    def fence(self) -> str:
+        """The proof that took most: what `TransferError.fence` says."""
+        if self.unproven:
+            return "quarantined"
+        for name in ("dead", "revoked"):
+            if name in self.proofs.values():
+                return name
+        return "drained"
+
+    @property
+    def committed(self) -> bool:
+        """Every source worker that owes something has sent its commit."""
+        return bool(self.debts) and all(
+            debt.committed for debt in self.debts.values() if debt.plan is not None
+        )
+
+    @property
+    def matched(self) -> bool:
+        """Every source worker has its send, and pages are placed."""
+        return (
+            self.pages is not None
+            and bool(self.debts)
+            and all(debt.matched for debt in self.debts.values())
+        )
+
+    @property
+    def aux(self) -> bytes:
+        """Of the lowest sender index that gave any."""
+        given = sorted((d.sender_index, d.aux) for d in self.debts.values() if d.aux)
+        return given[0][1] if given else b""

@@ -1,0 +1,165 @@
+"""The records of a send: one `Sending` a room and prefill worker, one `Leg` a decode worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pdxfer.errors import ConfigError, PdxferError
+from pdxfer.layout import KVLayout, Pages, Plan
+from pdxfer.protocol.state import State
+from pdxfer.protocol.tables import SendingEvent, advance_sending
+from pdxfer.wire.messages import Place, Receive
+
+Ranges = dict[str, tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One `send`: pages of some groups, the token range they cover, the layers they hold."""
+
+    pages: dict[str, Pages]
+    ranges: Ranges
+    layers: tuple[int, ...] | None
+    last: bool
+
+
+@dataclass(slots=True)
+class Leg:
+    """What one source worker owes one transfer: (decode life, generation)."""
+
+    peer: bytes
+    receive: Receive
+    plan: Plan | None
+    """None: this worker owes the destination nothing."""
+    place: Place | None = None
+    pages: dict[str, Pages] = field(default_factory=dict)
+    chunks_posted: int = 0
+    bytes_planned: int = 0
+    bytes_placed: int = 0
+    runs: int = 0
+    batches_in_flight: int = 0
+    commit_asked: bool = False
+    sent: bool = False
+    """Every byte is placed and the commit has left."""
+    committed: bool = False
+    drained: bool = True
+    """Nothing unposted, nothing in flight."""
+
+    @property
+    def generation(self) -> int:
+        """Of the decode life `peer`."""
+        return self.receive.generation
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """Names the transfer."""
+        return (self.peer, self.receive.generation)
+
+
+@dataclass(slots=True)
+class Sending:
+    """The send of one room at one prefill worker, to all decode workers that receive it."""
+
+    worker: int
+    room: int
+    slot: int
+    deadline: float
+    """While unmatched; seconds on the agent's clock."""
+    lease_s: float
+    layout: KVLayout
+    state: State = State.WAITING
+    legs: dict[tuple[bytes, int], Leg] = field(default_factory=dict)
+    receiver_count: int = 0
+    """0: no receiver has come."""
+    chunks: list[Chunk] = field(default_factory=list)
+    token_ends: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    """(group, layer) to the token where its next chunk begins; layer None: all layers."""
+    tokens: int | None = None
+    aux: bytes = b""
+    error: PdxferError | None = None
+
+    def advance(self, event: SendingEvent) -> None:
+        """Take an event; the table decides."""
+        self.state = advance_sending(self.state, event)
+
+    @property
+    def complete(self) -> bool:
+        """The last chunk has been given."""
+        return bool(self.chunks) and self.chunks[-1].last
+
+    @property
+    def matched(self) -> bool:
+        """Every receiver has come and has placed its pages."""
+        return (
+            self.receiver_count > 0
+            and len(self.legs) == self.receiver_count
+            and all(leg.place is not None for leg in self.legs.values())
+        )
+
+    def add_chunk(
+        self,
+        pages: dict[str, Pages],
+        tokens: int | None,
+        layers: list[int] | None,
+        *,
+        last: bool,
+    ) -> Chunk:
+        """Append a chunk behind the earlier ones of its layers.
+
+        Raises:
+            ConfigError: the pages do not fit the tokens, or a chunk follows the last one; the send
+                is unchanged.
+        """
+        if self.complete:
+            raise ConfigError(f"room {self.room}: a chunk follows the one given with last=True")
+        total = self.tokens if tokens is None else tokens
+        if self.tokens is not None and total != self.tokens:
+            raise ConfigError(f"room {self.room}: tokens={tokens} after tokens={self.tokens}")
+        ranges, ends = self._ranges(pages, total, layers, last=last)
+        self.token_ends.update(ends)
+        if last and total is None:
+            total = max((end for _, end in ranges.values()), default=0)
+        self.tokens = total
+        chunk = Chunk(pages, ranges, None if layers is None else tuple(layers), last)
+        self.chunks.append(chunk)
+        return chunk
+
+    def _ranges(
+        self, pages: dict[str, Pages], total: int | None, layers: list[int] | None, *, last: bool
+    ) -> tuple[Ranges, dict[tuple[str, int | None], int]]:
+        sizes = {group.name: group.page_size for group in self.layout.groups}
+        ranges: Ranges = {}
+        ends: dict[tuple[str, int | None], int] = {}
+        keys: list[int | None] = [None] if layers is None else list(layers)
+        for name, listed in pages.items():
+            starts = {self._end(name, key) for key in keys}
+            if len(starts) != 1:
+                raise ConfigError(
+                    f"room {self.room}: layers {layers} of group {name} stand at different tokens "
+                    f"{sorted(starts)}; send them in separate chunks"
+                )
+            first = max(starts.pop(), listed.first_token)
+            end = first + len(listed.ids) * sizes[name]
+            if total is not None and end > total:
+                spare = (end - total) // sizes[name]
+                if spare:
+                    raise ConfigError(
+                        f"room {self.room}: {len(listed.ids)} page(s) of group {name} from token "
+                        f"{first} on cover {end} tokens, tokens={total} needs {spare} less"
+                    )
+                end = total
+            elif last and total is not None and end < total and layers is None:
+                raise ConfigError(
+                    f"room {self.room}: the pages of group {name} end at token {end}, "
+                    f"tokens={total}; give the missing pages or the right tokens"
+                )
+            ranges[name] = (first, end)
+            pages[name] = Pages(listed.ids, first)
+            ends.update({(name, key): end for key in keys})
+        return ranges, ends
+
+    def _end(self, group: str, layer: int | None) -> int:
+        whole = self.token_ends.get((group, None), 0)
+        if layer is None:
+            return max([whole, *(v for (g, _), v in self.token_ends.items() if g == group)])
+        return self.token_ends.get((group, layer), whole)

@@ -1,0 +1,133 @@
+"""What the decode machine keeps of prefill: links, lives, their workers, the verdicts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pdxfer.errors import LayoutMismatchError, PdxferError, from_wire
+from pdxfer.protocol.receiving import SourceKey
+from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
+from pdxfer.wire.messages import Accept
+
+
+@dataclass(slots=True)
+class PrefillPeer:
+    """One prefill life, from its `Hello` until it is lost and owes nothing."""
+
+    peer_id: bytes
+    address: str
+    last_heard: float = 0.0
+    gone: bool = False
+    lane: str = ""
+    watched: bool = False
+    revision: int = 0
+    """Of our `Attach` that its last `Accept` answers."""
+    workers: dict[int, Worker] = field(default_factory=dict)
+    digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    refusals: dict[tuple[int, int], PdxferError] = field(default_factory=dict)
+
+    def take_accept(self, message: Accept) -> None:
+        """Replace what is known of the prefill workers.
+
+        Raises:
+            RemoteProtocolError: a worker of the message is malformed; nothing has changed.
+        """
+        self.workers = {info.worker_id: from_info(info) for info in message.workers}
+        self.digests = {(p.source_worker, p.destination_worker): p.digest for p in message.plans}
+        self.refusals = {
+            (r.source_worker, r.destination_worker): from_wire(
+                {"code": r.code, "text": r.text, "retryable": False, "fields": r.fields}
+            )
+            for r in message.rejects
+        }
+        self.revision, self.lane = message.revision, message.lane
+
+
+@dataclass(slots=True)
+class Link:
+    """One prefill address, as decode reaches it."""
+
+    address: str
+    peer_id: bytes = b""
+    """The life behind it; empty while there is none."""
+    error: PdxferError | None = None
+    """Why it was refused; a later life clears it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """The source workers that a list of addresses names, as far as they are known."""
+
+    workers: dict[SourceKey, Worker]
+    pending: str
+    """What is still missing, in words; empty: the instance is complete."""
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """(control address, instance name) of what a client passes as `prefill=`."""
+    link, _, instance = address.partition("#")
+    return link, instance
+
+
+def gather(
+    addresses: Iterable[str], links: dict[str, Link], peers: dict[bytes, PrefillPeer]
+) -> Instance:
+    """Collect the source workers behind `addresses`.
+
+    Raises:
+        PdxferError: a link of them was refused; the reason of that link.
+    """
+    workers: dict[SourceKey, Worker] = {}
+    pending = ""
+    for address in addresses:
+        control, instance = split_address(address)
+        link = links.get(control)
+        if link is not None and link.error is not None:
+            raise link.error
+        peer = peers.get(link.peer_id) if link is not None else None
+        if peer is None or not peer.revision:
+            pending = pending or f"no answer from the prefill agent at {control}"
+            continue
+        for worker in peer.workers.values():
+            if worker.instance == instance:
+                workers[peer.peer_id, worker.worker_id] = worker
+    attached, expected = missing_ranks(workers.values())
+    if not pending and not expected:
+        pending = f"no prefill worker is attached at {', '.join(addresses)}"
+    if not pending and attached < expected:
+        pending = f"{attached} of {expected} ranks attached"
+    return Instance(workers, pending)
+
+
+def verdicts(
+    instance: Instance, peers: dict[bytes, PrefillPeer], destination: Worker
+) -> dict[SourceKey, Pair] | str:
+    """The verdict of both sides on a complete instance, or what is still awaited, in words.
+
+    Raises:
+        LayoutMismatchError: this side or the other refuses, or the digests of a plan differ.
+    """
+    for (peer_id, worker_id), _ in sorted(instance.workers.items()):
+        refusal = peers[peer_id].refusals.get((worker_id, destination.worker_id))
+        if refusal is not None:
+            raise refusal
+    keyed: dict[object, Worker] = {**instance.workers}
+    judged = judge(keyed, destination)
+    pairs: dict[SourceKey, Pair] = {}
+    for key in instance.workers:
+        pair = judged[key]
+        if pair.error is not None:
+            raise pair.error
+        pairs[key] = pair
+        theirs = peers[key[0]].digests.get((key[1], destination.worker_id), b"")
+        if not theirs:
+            return f"the prefill agent has not yet judged decode worker {destination.worker_id}"
+        if theirs != pair.digest:
+            raise LayoutMismatchError(
+                "the two sides computed different plans from the same layouts: plan digest "
+                f"prefill={theirs.hex()}, decode={pair.digest.hex()}; run the same version of "
+                "pdxfer on both sides",
+                fields={"digest": f"prefill={theirs.hex()}, decode={pair.digest.hex()}"},
+            )
+    return pairs
