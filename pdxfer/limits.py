@@ -138,3 +138,15 @@ FINISHED_KEPT_MAX: Final = 65_536
 out of that list (the transfers themselves stay valid)."""
 DAEMON_DRAIN_DEADLINE_S: Final = 15.0
 """SIGTERM: how long a daemon lets running transfers finish."""
+
+# -- commands --------------------------------------------------------------------------------
+DAEMON_CLOSE_SLACK_S: Final = 15.0
+"""How long past its drain deadline a stopping daemon is given to close engines and sockets."""
+DAEMON_READY_TIMEOUT_S: Final = 30.0
+"""How long demo and bench wait for the ready file of a daemon they started."""
+CHILD_START_TIMEOUT_S: Final = 300.0
+"""How long they wait for a worker process to load its model or fill its memory."""
+CHILD_STEP_TIMEOUT_S: Final = 120.0
+"""How long they wait for one answer of a worker process."""
+CHILD_STOP_TIMEOUT_S: Final = 20.0
+"""How long a process that was asked to end may take before it is killed."""

@@ -1,0 +1,250 @@
+"""Every setting of the daemons, in one table, and where its value comes from.
+
+A value is looked for in the TOML file, then in the environment (`PDXFER_<NAME>`), then in the flags
+(`--<name>`); the later one wins. `DaemonConfig` is the table: its fields are the keys of the file.
+This is the only file of the daemons that reads the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, get_args
+
+import msgspec
+
+from pdxfer import limits
+from pdxfer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pdxfer.agent.config import AgentConfig
+
+DEFAULT_BIND: Final = "tcp://127.0.0.1:7411"
+ENVIRONMENT_PREFIX: Final = "PDXFER_"
+FILE_VARIABLE: Final = "PDXFER_CONFIG"
+_PREFILL: Final = {"role": "prefill"}
+_DECODE: Final = {"role": "decode"}
+_Meta = msgspec.Meta
+
+
+class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one daemon."""
+
+    socket_path: Annotated[
+        str,
+        _Meta(description="Unix socket for the workers; default: one per user and role in TMPDIR"),
+    ] = ""
+    bind: Annotated[
+        str,
+        _Meta(description="control address to listen on; port 0 takes a free one", extra=_PREFILL),
+    ] = DEFAULT_BIND
+    advertise: Annotated[
+        str,
+        _Meta(
+            description="control address told to decode, where `bind` is not one", extra=_PREFILL
+        ),
+    ] = ""
+    lanes: Annotated[
+        tuple[str, ...], _Meta(description="lanes offered, best first, of: cma, tcp", min_length=1)
+    ] = ("cma", "tcp")
+    ucx: Annotated[
+        str, _Meta(description="which UCX library: auto, wheel, system or a directory")
+    ] = "auto"
+    net_device: Annotated[
+        str, _Meta(description="network device of the UCX lanes; default: that of the bind address")
+    ] = ""
+    key_file: Annotated[
+        str, _Meta(description="secret CURVE key of this daemon, made by `pdxfer keygen`")
+    ] = ""
+    client_keys: Annotated[
+        str,
+        _Meta(description="file of public keys of the decode daemons let in", extra=_PREFILL),
+    ] = ""
+    server_key: Annotated[
+        str, _Meta(description="file of the public key of the prefill daemons", extra=_DECODE)
+    ] = ""
+    insecure: Annotated[
+        bool, _Meta(description="allow an address that is not loopback without keys")
+    ] = False
+    allowed_uids: Annotated[
+        tuple[int, ...], _Meta(description="users whose workers may attach; default: this user")
+    ] = ()
+    drain_deadline_s: Annotated[
+        float, _Meta(description="seconds that SIGTERM lets running transfers finish", ge=0)
+    ] = limits.DAEMON_DRAIN_DEADLINE_S
+    ready_file: Annotated[
+        str,
+        _Meta(description="written once the daemon serves: addresses, socket, incarnation, pid"),
+    ] = ""
+    log_level: Annotated[
+        str,
+        _Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$"),
+    ] = "info"
+    log_format: Annotated[
+        str, _Meta(description="text (key=value) or json", pattern="^(text|json)$")
+    ] = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table."""
+
+    name: str
+    kind: object
+    """The annotated type a value has to have."""
+    default: object
+    help: str
+    role: str
+    """The only daemon that knows it; empty: both."""
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def is_list(self) -> bool:
+        """True where a string holds several values, separated by commas."""
+        return isinstance(self.default, tuple)
+
+    def convert(self, value: object, origin: str) -> object:
+        """`value` as this setting's type.
+
+        Raises:  ConfigError naming the setting, where the value came from, and what is expected.
+        """
+        if self.is_list and isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        try:
+            return msgspec.convert(value, self.kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{self.name} = {value!r} ({origin}): {error}. It is: {self.help}",
+                fields={self.name: repr(value)},
+            ) from error
+
+
+def _settings() -> dict[str, Setting]:
+    table: dict[str, Setting] = {}
+    for field in msgspec.structs.fields(DaemonConfig):
+        meta = next(part for part in get_args(field.type) if isinstance(part, msgspec.Meta))
+        role = (meta.extra or {}).get("role", "")
+        table[field.name] = Setting(
+            field.name, field.type, field.default, meta.description or "", role
+        )
+    return table
+
+
+SETTINGS: Final = _settings()
+
+
+def settings_of(role: str) -> list[Setting]:
+    """The rows that a daemon of this role knows, in the order of the table."""
+    return [row for row in SETTINGS.values() if row.role in {"", role}]
+
+
+def resolve(
+    role: str,
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    file: Path | None = None,
+) -> DaemonConfig:
+    """Put file, environment and flags together.
+
+    Args:     flags: setting name to text, only those given. file: None looks at `PDXFER_CONFIG`.
+    Raises:   ConfigError naming the key or value, where it stands and the nearest known key.
+    """
+    if file is None and environment.get(FILE_VARIABLE):
+        file = Path(environment[FILE_VARIABLE])
+    values: dict[str, object] = {}
+    if file is not None:
+        values.update(_from_file(role, file))
+    values.update(_from_environment(role, environment))
+    for name, text in flags.items():
+        values[name] = SETTINGS[name].convert(text, SETTINGS[name].flag)
+    config = msgspec.convert(values, DaemonConfig)
+    if not config.socket_path:
+        config = msgspec.structs.replace(config, socket_path=default_socket_path(role))
+    return config
+
+
+def agent_config(role: str, settings: DaemonConfig) -> AgentConfig:
+    """What the agent of this daemon is told.
+
+    Raises:  ConfigError where keys are missing for an address that is not loopback, or unreadable.
+    """
+    from pdxfer.agent.config import AgentConfig
+
+    return AgentConfig(
+        role=role,
+        socket_path=settings.socket_path,
+        bind=settings.bind,
+        advertise=settings.advertise,
+        lanes=settings.lanes,
+        ucx=settings.ucx,
+        net_device=settings.net_device,
+        insecure=settings.insecure,
+        allowed_uids=settings.allowed_uids,
+        drain_deadline_s=settings.drain_deadline_s,
+    )
+
+
+def current_environment() -> dict[str, str]:
+    """The `PDXFER_*` variables of this process."""
+    return {
+        name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)
+    }
+
+
+def default_socket_path(role: str) -> str:
+    """Where the workers of this user find a daemon that was told nothing."""
+    return str(Path(tempfile.gettempdir()) / f"pdxfer-{os.getuid()}-{role}.sock")
+
+
+def _from_file(role: str, file: Path) -> dict[str, object]:
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the configuration file {file}: {error}") from error
+    values = {}
+    for name, value in content.items():
+        row = SETTINGS.get(name)
+        if row is None:
+            raise _unknown(f"key {name!r} in {file}", name, [*SETTINGS])
+        if row.role not in {"", role}:
+            raise ConfigError(
+                f"key {name!r} in {file} is a setting of pdxfer-{row.role}, not of pdxfer-{role}",
+                fields={"key": name},
+            )
+        values[name] = row.convert(value, str(file))
+    return values
+
+
+def _from_environment(role: str, environment: Mapping[str, str]) -> dict[str, object]:
+    known = {row.variable: row for row in SETTINGS.values()}
+    values = {}
+    for variable, text in environment.items():
+        if variable == FILE_VARIABLE or not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        row = known.get(variable)
+        if row is None:
+            raise _unknown(f"environment variable {variable}", variable, [*known, FILE_VARIABLE])
+        if row.role in {"", role}:  # both daemons may share one environment
+            values[row.name] = row.convert(text, variable)
+    return values
+
+
+def _unknown(what: str, name: str, known: list[str]) -> ConfigError:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(sorted(known))}"
+    return ConfigError(f"unknown {what}; {hint}", fields={"key": name})

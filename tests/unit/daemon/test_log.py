@@ -1,0 +1,51 @@
+"""Log lines: one an event, machine-readable, nothing lost."""
+
+import json
+import logging
+import sys
+
+from pdxfer.daemon.log import JsonFormatter, TextFormatter
+
+
+def record(event="transfer", fields=None, **loose):
+    made = logging.LogRecord("pdxfer.agent", logging.INFO, "f.py", 1, event, (), None)
+    if fields is not None:
+        made.fields = fields
+    made.__dict__.update(loose)
+    return made
+
+
+def test_json_holds_event_and_fields():
+    line = json.loads(JsonFormatter().format(record(fields={"generation": 7, "state": "MOVING"})))
+    assert line["event"] == "transfer"
+    assert line["level"] == "info"
+    assert line["generation"] == 7
+    assert line["state"] == "MOVING"
+    assert line["time"].endswith("Z")
+
+
+def test_bytes_and_objects_become_text():
+    line = json.loads(JsonFormatter().format(record(fields={"peer": b"\x01\xff", "at": {1: (2,)}})))
+    assert line["peer"] == "01ff"
+    assert line["at"] == {"1": [2]}
+
+
+def test_text_is_one_line_of_pairs():
+    line = TextFormatter().format(record(fields={"a": 1, "why": 'it "broke"\nhere', "e": ""}))
+    assert "\n" not in line
+    assert line.split(" ", 2)[1] == "info"
+    assert line.endswith('transfer a=1 why="it \\"broke\\"\\nhere" e=""')
+
+
+def test_loose_extra_is_kept():
+    assert TextFormatter().format(record(room=5)).endswith("transfer room=5")
+
+
+def test_an_exception_is_shown():
+    try:
+        int("inner")
+    except ValueError:
+        made = record()
+        made.exc_info = sys.exc_info()
+    assert "'inner'" in json.loads(JsonFormatter().format(made))["exception"]
+    assert "'inner'" in TextFormatter().format(made)
