@@ -1,0 +1,221 @@
+"""The status board: how each transfer of one worker stands, in memory that worker and agent share.
+
+The agent writes, the worker only reads: the memfd is sealed FUTURE_WRITE after the agent has mapped
+it, so the worker cannot map it writable. A transfer has a slot, and each use of a slot a sequence
+number; the word of a slot is `sequence << 8 | state`.
+
+Invariant: what the word cannot hold (an error, a commit) is queued on the local socket before the
+word shows its state.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from pdxfer import _core
+from pdxfer.errors import LocalProtocolError, ResourceError
+from pdxfer.protocol.state import State
+
+_F_SEAL_FUTURE_WRITE: Final = 0x10  # Linux 5.1; the fcntl module has no name for it
+_FREE: Final = 0
+_STATES: Final = (None, *State)
+_NO_INCARNATION: Final = bytes(16)
+
+LANES: Final = ("", "rdma", "cuda_ipc", "cma", "tcp", "stream", "mapped", "inproc")
+"""Lane names by their code in the board. Append only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the board says about one transfer beside its state."""
+
+    room: int
+    generation: int
+    lane: str
+    """Empty: not chosen yet."""
+    peer_incarnation: bytes
+    """16 bytes, of one agent on the other side; zeros: none yet."""
+    peer_count: int
+    """Agents on the other side."""
+    bytes_done: int
+
+
+class BoardWriter:
+    """The agent's side. One thread at a time."""
+
+    def __init__(self, slots: int, incarnation: bytes = _NO_INCARNATION) -> None:
+        """Make the board's memory.
+
+        Args:
+            slots: how many transfers it holds.
+            incarnation: of the agent, 16 bytes.
+        """
+        self.slots = slots
+        self.fd = os.memfd_create("pdxfer-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        """To be passed to the worker, which can map it only for reading."""
+        try:
+            os.ftruncate(self.fd, _core.board_bytes(slots))
+            self._board = _core.BoardWriter(self.fd, slots, incarnation)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals | _F_SEAL_FUTURE_WRITE)
+            self.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            """Readable after each `publish`, until the worker reads it."""
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self._free = deque(range(slots))
+        self._live: dict[int, tuple[int, Entry]] = {}
+        self._sequence = 0
+
+    def allocate(
+        self,
+        room: int,
+        generation: int = 0,
+        lane: str = "",
+        peer_incarnation: bytes = _NO_INCARNATION,
+        *,
+        state: State = State.WAITING,
+    ) -> tuple[int, int]:
+        """Take a slot for a transfer and publish `state` in it; returns (slot, sequence).
+
+        Raises: ResourceError when every slot is taken.
+        """
+        if not self._free:
+            raise ResourceError(
+                f"all {self.slots} transfers of this worker are taken; one is given back when the "
+                "worker has seen its final state (finished() or wait())",
+                retryable=True,
+            )
+        slot = self._free.popleft()
+        self._sequence += 1
+        entry = Entry(room, generation, lane, peer_incarnation, 1 if any(peer_incarnation) else 0, 0)
+        self._live[slot] = (self._sequence, entry)
+        self._store(slot, entry)
+        self.publish(slot, state)
+        return slot, self._sequence
+
+    def publish(self, slot: int, state: State) -> None:
+        """Show `state` in the slot and wake whoever waits for it.
+
+        Raises: LocalProtocolError when the slot is free.
+        """
+        sequence, _ = self._entry(slot)
+        self._board.publish(slot, sequence, state)
+        self._signal()
+
+    def set_details(
+        self,
+        slot: int,
+        *,
+        generation: int | None = None,
+        lane: str | None = None,
+        peer_incarnation: bytes | None = None,
+        peer_count: int | None = None,
+        bytes_done: int | None = None,
+    ) -> None:
+        """Change what is given; shown at once, without a wake-up."""
+        sequence, old = self._entry(slot)
+        entry = Entry(
+            room=old.room,
+            generation=old.generation if generation is None else generation,
+            lane=old.lane if lane is None else lane,
+            peer_incarnation=old.peer_incarnation if peer_incarnation is None else peer_incarnation,
+            peer_count=old.peer_count if peer_count is None else peer_count,
+            bytes_done=old.bytes_done if bytes_done is None else bytes_done,
+        )
+        self._live[slot] = (sequence, entry)
+        self._store(slot, entry)
+
+    def release(self, slot: int, sequence: int) -> None:
+        """Give the slot back: the worker has seen its final state.
+
+        Raises: LocalProtocolError when that use of the slot is not alive.
+        """
+        if self._live.get(slot, (0,))[0] != sequence:
+            raise LocalProtocolError(f"board slot {slot} has no live transfer {sequence}")
+        del self._live[slot]
+        self._board.publish(slot, sequence, _FREE)
+        # To the end of the queue: a slot rests as long as possible before its next use.
+        self._free.append(slot)
+
+    @property
+    def live(self) -> int:
+        """Slots taken."""
+        return len(self._live)
+
+    def close(self) -> None:
+        """Close both descriptors; the worker's mapping keeps the last words. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            os.close(self.eventfd)
+            self.fd = self.eventfd = -1
+
+    def _entry(self, slot: int) -> tuple[int, Entry]:
+        try:
+            return self._live[slot]
+        except KeyError:
+            raise LocalProtocolError(f"board slot {slot} has no live transfer") from None
+
+    def _store(self, slot: int, entry: Entry) -> None:
+        self._board.set_details(
+            slot,
+            entry.room,
+            entry.generation,
+            entry.peer_incarnation,
+            entry.peer_count,
+            LANES.index(entry.lane),
+        )
+        self._board.set_bytes_done(slot, entry.bytes_done)
+
+    def _signal(self) -> None:
+        try:
+            os.eventfd_write(self.eventfd, 1)
+        except BlockingIOError:
+            pass  # its counter is full, so it is readable already
+
+
+class BoardReader:
+    """The worker's side. Any thread. The mapping lives as long as this object."""
+
+    def __init__(self, fd: int, slots: int) -> None:
+        """Map the board read-only; `fd` stays the caller's.
+
+        Raises: OSError when it is no board of this version with that many slots.
+        """
+        self._board = _core.BoardReader(fd, slots)
+        self.slots = slots
+        self.incarnation = self._board.incarnation
+        """Of the agent that writes it."""
+        self.word = self._board.word
+        """`word(slot)` is `sequence << 8 | state`: one memory read, no other cost."""
+
+    def state(self, slot: int, sequence: int) -> State | None:
+        """The state of that use of the slot; None when the slot is not in that use."""
+        word = self.word(slot)
+        return _STATES[word & 0xFF] if word >> 8 == sequence else None
+
+    def wait(self, slot: int, sequence: int, until_not: State, timeout_s: float) -> State | None:
+        """Block until the state is not `until_not`, or `timeout_s` is over; the state it then has.
+
+        The GIL is free meanwhile. It does not see the agent's death: keep `timeout_s` short, or
+        wait for the eventfd and the socket.
+        """
+        word = self._board.wait(slot, sequence << 8 | until_not, timeout_s)
+        return _STATES[word & 0xFF] if word >> 8 == sequence else None
+
+    def entry(self, slot: int, sequence: int) -> Entry | None:
+        """What the board says beside the state; None when the slot is not in that use."""
+        for _ in range(8):
+            before = self.word(slot)
+            room, generation, peer, peer_count, lane = self._board.details(slot)
+            bytes_done = self._board.bytes_done(slot)
+            if before >> 8 != sequence or not before & 0xFF:
+                return None
+            if self.word(slot) >> 8 == sequence:
+                name = LANES[lane] if lane < len(LANES) else f"lane {lane}"
+                return Entry(room, generation, name, peer, peer_count, bytes_done)
+        return None
