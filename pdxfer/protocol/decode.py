@@ -241,7 +241,9 @@ class DecodeMachine:
             case Heartbeat():
                 pass
             case Bye():
-                self.peer_lost(peer_id, f"prefill said goodbye: {message.reason or 'no reason'}", now)
+                self.peer_lost(
+                    peer_id, f"prefill said goodbye: {message.reason or 'no reason'}", now
+                )
             case _:
                 raise RemoteProtocolError(
                     f"prefill may not send {type(message).__name__} to a decode agent"
@@ -404,9 +406,7 @@ class DecodeMachine:
             receiving.lanes.add(self.peers[key[0]].lane)
         self._tell_receives(receiving, worker, list(found))
 
-    def _tell_receives(
-        self, receiving: Receiving, worker: Worker, keys: list[SourceKey]
-    ) -> None:
+    def _tell_receives(self, receiving: Receiving, worker: Worker, keys: list[SourceKey]) -> None:
         for key in keys:
             place = None
             if receiving.pages is not None and key in receiving.debts:
@@ -502,9 +502,9 @@ class DecodeMachine:
             return
         if receiving.committed:
             receiving.advance(ReceivingEvent.COMMITTED)
+            self._finish(receiving)  # the worker hears it first: this is the latency that counts
             for peer_id in sorted(receiving.bound):
                 self._effects.append(Tell(peer_id, Committed(generation=receiving.generation)))
-            self._finish(receiving)
         elif receiving.state is State.WAITING and receiving.matched:
             receiving.advance(ReceivingEvent.BOUND)
             self._show(receiving)

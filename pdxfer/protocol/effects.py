@@ -107,4 +107,6 @@ class Free:
     worker: int
 
 
-Effect = Tell | Announce | Post | PostCommit | Cancel | OpenPath | ClosePath | WatchSender | Show | Free
+Effect = (
+    Tell | Announce | Post | PostCommit | Cancel | OpenPath | ClosePath | WatchSender | Show | Free
+)

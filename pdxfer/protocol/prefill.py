@@ -20,7 +20,18 @@ from pdxfer.errors import (
     TransferError,
 )
 from pdxfer.layout import Pages, check_page_ids
-from pdxfer.protocol.effects import Announce, Cancel, ClosePath, Effect, Free, OpenPath, Post, PostCommit, Show, Tell
+from pdxfer.protocol.effects import (
+    Announce,
+    Cancel,
+    ClosePath,
+    Effect,
+    Free,
+    OpenPath,
+    Post,
+    PostCommit,
+    Show,
+    Tell,
+)
 from pdxfer.protocol.peers import DecodePeer, PathState
 from pdxfer.protocol.sending import Chunk, Leg, Sending
 from pdxfer.protocol.state import FINAL, State
@@ -234,7 +245,9 @@ class PrefillMachine:
         self._pump(sending)
 
     def _bind(self, peer: DecodePeer, receive: Receive, sending: Sending) -> None:
-        verdict: Pair | None = peer.verdicts.get((receive.source_worker, receive.destination_worker))
+        verdict: Pair | None = peer.verdicts.get(
+            (receive.source_worker, receive.destination_worker)
+        )
         taken = {leg.receive.receiver_index for leg in sending.legs.values()}
         error: PdxferError | None = sending.error
         if verdict is None or verdict.error is not None:
@@ -374,7 +387,9 @@ class PrefillMachine:
                 self._fail(sending, PeerError(f"the commit failed: {error}", retryable=True))
                 return
             if leg.bytes_placed != leg.bytes_planned and sending.error is None:
-                text = f"placed {leg.bytes_placed} of {leg.bytes_planned} bytes and no error was told"
+                text = (
+                    f"placed {leg.bytes_placed} of {leg.bytes_planned} bytes and no error was told"
+                )
                 self._fail(sending, LocalProtocolError(f"room {sending.room}: {text}"))
                 return
             leg.sent = True
@@ -638,9 +653,7 @@ class PrefillMachine:
             Tell(peer.peer_id, Reject(code=told["code"], text=told["text"], fields=told["fields"]))
         )
 
-    def _tell_failed(
-        self, peer: bytes, generation: int, worker: int, error: PdxferError
-    ) -> None:
+    def _tell_failed(self, peer: bytes, generation: int, worker: int, error: PdxferError) -> None:
         told = error.to_wire()
         self._effects.append(
             Tell(
@@ -656,9 +669,7 @@ class PrefillMachine:
             )
         )
 
-    def _legs(
-        self, peer: DecodePeer | None, generation: int
-    ) -> Iterator[tuple[Sending, Leg]]:
+    def _legs(self, peer: DecodePeer | None, generation: int) -> Iterator[tuple[Sending, Leg]]:
         if peer is None:
             return
         for key in list(peer.legs.get(generation, ())):
@@ -676,7 +687,9 @@ class PrefillMachine:
     def _show(self, sending: Sending) -> None:
         places = [leg.place.prefix_tokens for leg in sending.legs.values() if leg.place is not None]
         known = sending.state is not State.WAITING and bool(places)
-        lanes = {self.peers[leg.peer].lane for leg in sending.legs.values() if leg.peer in self.peers}
+        lanes = {
+            self.peers[leg.peer].lane for leg in sending.legs.values() if leg.peer in self.peers
+        }
         self._effects.append(
             Show(
                 worker=sending.worker,

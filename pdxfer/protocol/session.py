@@ -192,8 +192,9 @@ class Session:
 
     @property
     def _resend_at(self) -> float:
-        """When the oldest unacknowledged message is sent again. A reader that is slow but goes on
-        acknowledging gets no repeats.
+        """When the oldest unacknowledged message is sent again.
+
+        A reader that is slow but goes on acknowledging gets no repeats.
         """
         oldest = self._sent[0].at
         return (oldest if self._recovering else max(oldest, self._progress_at)) + self._wait_s

@@ -1,0 +1,340 @@
+"""What both agents share: workers, lanes, the pump from effects to the outside, the clock, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from pdxfer import __version__
+from pdxfer.agent.config import AgentConfig
+from pdxfer.agent.host import host_id
+from pdxfer.agent.lanes import Lanes, MakeFabric, drain
+from pdxfer.agent.ports import WorkerPort
+from pdxfer.errors import ConfigError, PdxferError
+from pdxfer.fabric.base import Fabric, FabricEvent
+from pdxfer.local.messages import (
+    AbortTransfer,
+    AgentHello,
+    Attached,
+    AttachWorker,
+    FromWorker,
+    Refused,
+    ReleaseSlot,
+    WorkerHello,
+)
+from pdxfer.local.server import Connection, LocalServer
+from pdxfer.protocol.effects import Effect, Free, Show, Tell
+from pdxfer.protocol.state import State
+from pdxfer.protocol.workers import Worker
+from pdxfer.wire.messages import Hello, Message
+from pdxfer.wire.version import PROTOCOL_VERSION
+
+TICK_S = 0.1
+"""How late a deadline may be noticed."""
+_LOG = logging.getLogger("pdxfer.agent")
+
+
+class Agent(ABC):
+    """One agent: a machine, and everything that carries out what the machine asks for.
+
+    Threads:  the loop's thread only. No method blocks, `close` excepted (bounded).
+    """
+
+    def __init__(self, config: AgentConfig, make_fabric: MakeFabric) -> None:
+        self.config = config
+        self.incarnation = os.urandom(16)
+        self.loop: asyncio.AbstractEventLoop
+        self.ports: dict[int, WorkerPort] = {}
+        """Worker id to port, until its memory is released."""
+        self.lanes = Lanes(config.lanes, make_fabric)
+        self.lanes.on_made = self._watch_fabric
+        self._by_connection: dict[Connection, WorkerPort] = {}
+        self._next_worker = 0
+        self._draining = False
+        self._pumping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._server = LocalServer(
+            config.socket_path, self, allowed_uids=config.allowed_uids or None
+        )
+
+    # -- what a role adds --------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def addresses(self) -> list[str]:
+        """Control addresses of a prefill agent."""
+
+    @abstractmethod
+    def machine_effects(self) -> list[Effect]:
+        """`take_effects` of the machine."""
+
+    @abstractmethod
+    def attach_worker(self, worker: Worker) -> None:
+        """Tell the machine of a new worker."""
+
+    @abstractmethod
+    def detach_worker(self, worker_id: int, reason: str) -> None:
+        """Tell the machine that a worker went away."""
+
+    @abstractmethod
+    def on_request(self, port: WorkerPort, message: FromWorker) -> None:
+        """A request of an attached worker; a raised `PdxferError` becomes its answer."""
+
+    @abstractmethod
+    def on_abort(self, port: WorkerPort, message: AbortTransfer) -> None:
+        """A worker gives a transfer up."""
+
+    @abstractmethod
+    def do(self, effect: Effect) -> None:
+        """Carry out an effect of this role."""
+
+    @abstractmethod
+    def tell(self, peer: bytes, message: Message) -> None:
+        """Send a control message to a peer life."""
+
+    @abstractmethod
+    def on_fabric(self, fabric: Fabric, event: FabricEvent) -> None:
+        """Something happened on a lane."""
+
+    @abstractmethod
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+
+    @abstractmethod
+    def live_transfers(self) -> int:
+        """Transfers that are not final."""
+
+    # -- life --------------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Serve workers.
+
+        Raises:
+            ConfigError: the socket cannot be bound, or none of the lanes can be had.
+        """
+        self.loop = asyncio.get_running_loop()
+        self._check_lanes()
+        await self._server.start(self.loop)
+        self._timer = self.loop.call_later(TICK_S, self._on_timer)
+
+    def _check_lanes(self) -> None:
+        missing: dict[str, str] = {}
+        for lane in self.lanes.names:
+            try:
+                self.lanes.fabric(lane)
+                return
+            except PdxferError as error:
+                missing[lane] = str(error)
+        text = "; ".join(f"{lane}: {why}" for lane, why in missing.items())
+        raise ConfigError(f"none of the lanes can be had here: {text}", fields=missing)
+
+    async def drain(self) -> int:
+        """Refuse new transfers, wait for live ones up to the drain deadline; how many are left."""
+        self._draining = True
+        deadline = self.loop.time() + self.config.drain_deadline_s
+        while self.live_transfers() and self.loop.time() < deadline:
+            await asyncio.sleep(TICK_S)
+        return self.live_transfers()
+
+    def close(self) -> None:
+        """Stop serving workers, close lanes, unmap. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._server.close()
+        for fabric in self.lanes.made():
+            self.loop.remove_reader(fabric.fileno())
+        self.lanes.close()
+        for port in [*self.ports.values(), *self._by_connection.values()]:
+            port.close()
+            port.release_memory()
+        self.ports.clear()
+        self._by_connection.clear()
+
+    def hello(self) -> Hello:
+        """What this agent says of itself."""
+        return Hello(
+            version=PROTOCOL_VERSION,
+            role=self.config.role,
+            lanes=list(self.lanes.names),
+            ucx_version=self.ucx_version(),
+            boot_id=host_id(),
+            uid=os.geteuid(),
+        )
+
+    def ucx_version(self) -> str:
+        """Of the library behind the UCX lanes; empty without one."""
+        versions = {getattr(fabric, "ucx_version", "") for fabric in self.lanes.made()}
+        return max(versions, default="")
+
+    def now(self) -> float:
+        """The agent's clock, monotonic seconds."""
+        return self.loop.time()
+
+    # -- workers (called by the local server) ------------------------------------------------
+    def on_connected(self, conn: Connection) -> None:
+        """A worker connected; it says hello first."""
+        _LOG.debug("worker_connected", extra={"fields": {"pid": conn.pid}})
+
+    def on_message(self, conn: Connection, message: FromWorker, fds: list[int]) -> None:
+        """Answer a worker's request; whatever is wrong with it ends in a `Refused`."""
+        try:
+            self._on_worker_message(conn, message, fds)
+        except PdxferError as error:
+            told = error.to_wire()
+            conn.send(Refused(request=message.request, **told))
+            _LOG.info(
+                "request_refused",
+                extra={"fields": {"pid": conn.pid, "request": type(message).__name__, **told}},
+            )
+        self.pump()
+
+    def _on_worker_message(self, conn: Connection, message: FromWorker, fds: list[int]) -> None:
+        port = self._by_connection.get(conn)
+        if isinstance(message, WorkerHello):
+            self._welcome(conn, message)
+        elif port is None:
+            raise ConfigError("the first message of a worker is its hello")
+        elif isinstance(message, AttachWorker):
+            self._attach(port, message, fds)
+        elif isinstance(message, ReleaseSlot):
+            if port.slots.get(message.transfer) == message.sequence:
+                port.drop_slot(message.transfer)
+        elif isinstance(message, AbortTransfer):
+            if port.slots.get(message.transfer) == message.sequence:
+                self.on_abort(port, message)
+        else:
+            self.on_request(port, message)
+
+    def _welcome(self, conn: Connection, message: WorkerHello) -> None:
+        if message.version != __version__:
+            raise ConfigError(
+                f"version: worker={message.version}, agent={__version__}; run the same one",
+                fields={"version": f"worker={message.version}, agent={__version__}"},
+            )
+        if message.role != self.config.role:
+            raise ConfigError(
+                f"role: the worker is for {message.role}, this agent is for {self.config.role}; "
+                f"use the socket of pdxfer-{message.role}",
+                fields={"role": f"worker={message.role}, agent={self.config.role}"},
+            )
+        if conn in self._by_connection:
+            raise ConfigError("this worker has said hello already")
+        port = self._by_connection[conn] = WorkerPort(conn, self.incarnation)
+        conn.send(
+            AgentHello(
+                request=message.request,
+                version=__version__,
+                role=self.config.role,
+                incarnation=self.incarnation,
+                addresses=self.addresses,
+                board_slots=port.board.slots,
+            ),
+            [port.board.fd, port.board.eventfd],
+        )
+
+    def _attach(self, port: WorkerPort, message: AttachWorker, fds: list[int]) -> None:
+        if self._draining:
+            raise ConfigError("this agent is stopping; attach to the next one")
+        if port.worker is not None:
+            raise ConfigError("this worker has attached already; open another client")
+        for other in self._by_connection.values():
+            taken = other.worker
+            if taken is None or taken.instance != message.instance:
+                continue
+            rank = message.rank
+            if (taken.rank.tp, taken.rank.pp, taken.rank.cp) == (rank.tp, rank.pp, rank.cp):
+                raise ConfigError(
+                    f"rank tp={rank.tp} pp={rank.pp} cp={rank.cp} of instance {message.instance!r} is "
+                    f"attached already, by process {other.connection.pid}",
+                    fields={"rank": f"tp={rank.tp}, pp={rank.pp}, cp={rank.cp}"},
+                )
+        worker_id, self._next_worker = self._next_worker, self._next_worker + 1
+        worker = port.attach(worker_id, message, fds)
+        self.ports[worker_id] = port
+        self.attach_worker(worker)
+        port.connection.send(Attached(request=message.request, worker_id=worker_id))
+        _LOG.info(
+            "worker_attached",
+            extra={
+                "fields": {
+                    "worker": worker_id,
+                    "pid": port.connection.pid,
+                    "instance": worker.instance,
+                    "rank": worker.rank.index,
+                    "bytes": sum(part.length_bytes for part in port.ranges),
+                }
+            },
+        )
+
+    def on_closed(self, conn: Connection, reason: str) -> None:
+        """A worker is gone: its transfers end, its memory stays until nothing can reach it."""
+        port = self._by_connection.pop(conn, None)
+        if port is None:
+            return
+        port.close()
+        if port.worker is None:
+            return
+        fields = {"worker": port.worker.worker_id, "pid": conn.pid, "reason": reason}
+        _LOG.info("worker_gone", extra={"fields": fields})
+        self.detach_worker(port.worker.worker_id, reason)
+        self.pump()
+
+    def refuse_when_draining(self) -> None:
+        """Raises: ConfigError while this agent is stopping."""
+        if self._draining:
+            raise ConfigError("this agent is stopping and takes no new transfer")
+
+    # -- effects -----------------------------------------------------------------------------
+    def pump(self) -> None:
+        """Carry out what the machine asks for, until it asks for nothing more."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while effects := self.machine_effects():
+                for effect in effects:
+                    self._do(effect)
+        finally:
+            self._pumping = False
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Tell():
+                self.tell(effect.peer, effect.message)
+            case Show():
+                self._show(effect)
+            case Free():
+                self.lanes.forget(effect.worker)
+                port = self.ports.pop(effect.worker, None)
+                if port is not None:
+                    port.release_memory()
+            case _:
+                self.do(effect)
+
+    def _show(self, effect: Show) -> None:
+        port = self.ports.get(effect.worker)
+        if port is None:
+            return
+        port.show(effect)
+        fields = {"worker": effect.worker, "state": effect.state.name, **effect.detail}
+        if effect.state in (State.SENT, State.COMMITTED):
+            fields.update(bytes=effect.length_bytes, runs=effect.runs, lane=effect.lane)
+        if effect.error is not None:
+            fields.update(error=effect.error.code, reason=str(effect.error), fence=effect.fence)
+        _LOG.info("transfer", extra={"fields": fields})
+
+    # -- time and lanes ----------------------------------------------------------------------
+    def _on_timer(self) -> None:
+        self._timer = self.loop.call_later(TICK_S, self._on_timer)
+        self.tick(self.now())
+        self.pump()
+
+    def _watch_fabric(self, fabric: Fabric) -> None:
+        handle: Callable[[], None] = lambda: self._on_fabric_readable(fabric)  # noqa: E731
+        self.loop.add_reader(fabric.fileno(), handle)
+
+    def _on_fabric_readable(self, fabric: Fabric) -> None:
+        drain(fabric, self.on_fabric)
+        self.pump()

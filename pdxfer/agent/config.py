@@ -1,0 +1,39 @@
+"""What an agent is told: plain values, no defaults from the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdxfer import limits
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """The settings of one agent. `pdxfer.daemon.config` fills it for a daemon."""
+
+    role: str
+    """`prefill` or `decode`."""
+    socket_path: str
+    """Unix socket for the workers beside this agent."""
+    bind: str = "tcp://127.0.0.1:0"
+    """Prefill: control address to listen on."""
+    advertise: str = ""
+    """Prefill: control address told to workers, where `bind` is not the one to use."""
+    lanes: tuple[str, ...] = ("cma", "tcp")
+    """Lanes offered, best first."""
+    ucx: str = "auto"
+    """Which UCX library: auto, wheel, system or a directory."""
+    net_device: str = ""
+    """Network device of the UCX lanes; empty: that of the bind address."""
+    key_file: str = ""
+    """Own secret CURVE key."""
+    client_keys: str = ""
+    """Prefill: file of the public keys of decode agents let in."""
+    server_key: str = ""
+    """Decode: file of the public key of the prefill agents."""
+    insecure: bool = False
+    """Allow an address that is not loopback without keys."""
+    allowed_uids: tuple[int, ...] = ()
+    """Users whose workers may attach; empty: this user."""
+    drain_deadline_s: float = limits.DAEMON_DRAIN_DEADLINE_S
+    """How long a stopping agent lets live transfers finish."""

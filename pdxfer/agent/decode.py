@@ -1,0 +1,402 @@
+"""The decode agent: the decode machine, a link per prefill address, receivers, the workers beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import msgspec
+
+from pdxfer.agent.base import Agent
+from pdxfer.agent.config import AgentConfig
+from pdxfer.agent.control import ControlLink
+from pdxfer.agent.host import host_id
+from pdxfer.agent.keys import load_client_keys
+from pdxfer.agent.lanes import MakeFabric
+from pdxfer.agent.ports import WorkerPort, to_pages
+from pdxfer.errors import ConfigError, LocalProtocolError, PdxferError, PeerError
+from pdxfer.fabric.base import CommitArrived, Fabric, FabricEvent, SenderLost
+from pdxfer.local.messages import (
+    AbortTransfer,
+    Connected,
+    ConnectPeer,
+    FromWorker,
+    Opened,
+    OpenReceive,
+    PlacePages,
+    Refused,
+)
+from pdxfer.protocol.decode import DecodeMachine
+from pdxfer.protocol.effects import Announce, Effect, WatchSender
+from pdxfer.protocol.sources import split_address
+from pdxfer.protocol.state import FINAL
+from pdxfer.protocol.workers import Worker
+from pdxfer.wire.codec import decode_commit
+from pdxfer.wire.messages import Attach, Heartbeat, Hello, Message, Progress, Reject, WorkerInfo
+
+_LOG = logging.getLogger("pdxfer.agent")
+_PROGRESS_MAX = 64
+
+
+@dataclass(slots=True)
+class _Lane:
+    """How one prefill life reaches us: the lanes left to try, and the receive side made for it."""
+
+    candidates: list[str]
+    address: bytes = b""
+    made_for: str = ""
+
+
+@dataclass(slots=True)
+class _Connecting:
+    """A `connect` that waits for its verdict."""
+
+    port: WorkerPort
+    request: int
+    prefill: tuple[str, ...]
+    deadline: float
+
+
+class DecodeAgent(Agent):
+    """Serves decode workers; prefill agents write into their pages."""
+
+    def __init__(self, config: AgentConfig, make_fabric: MakeFabric) -> None:
+        super().__init__(config, make_fabric)
+        self.machine = DecodeMachine(self.incarnation)
+        self._keys = load_client_keys(config.key_file, config.server_key)
+        self._links: dict[str, ControlLink] = {}
+        self._starting: set[asyncio.Task[None]] = set()
+        self._lanes_of: dict[bytes, _Lane] = {}
+        self._hellos: dict[bytes, Hello] = {}
+        self._connecting: list[_Connecting] = []
+
+    async def stop(self, reason: str) -> None:
+        """Say goodbye to every peer and close everything."""
+        for task in list(self._starting):
+            task.cancel()
+        links, self._links = dict(self._links), {}
+        for link in links.values():
+            await link.close(reason)
+        self.close()
+
+    @property
+    def addresses(self) -> list[str]:
+        """A decode agent is not connected to."""
+        return []
+
+    def machine_effects(self) -> list[Effect]:
+        """What the machine asks for."""
+        return self.machine.take_effects()
+
+    def live_transfers(self) -> int:
+        """Receives that are not final."""
+        return len(self.machine.live)
+
+    def tick(self, now: float) -> None:
+        """Deadlines of receives and of pending connects."""
+        self.machine.tick(now)
+        self._settle_connecting()
+
+    # -- workers -----------------------------------------------------------------------------
+    def attach_worker(self, worker: Worker) -> None:
+        """A worker came."""
+        self.machine.attach(worker)
+
+    def detach_worker(self, worker_id: int, reason: str) -> None:
+        """A worker went away."""
+        self.machine.detach(worker_id, reason, self.now())
+
+    def on_request(self, port: WorkerPort, message: FromWorker) -> None:
+        """`connect`, `receive` and `place`."""
+        match message:
+            case ConnectPeer():
+                self._connect(port, message)
+            case OpenReceive():
+                self._receive(port, message)
+            case PlacePages():
+                self._place(port, message.transfer, message)
+            case _:
+                raise LocalProtocolError(
+                    f"a decode agent takes no {type(message).__name__}; use pdxfer-prefill's socket"
+                )
+
+    def _connect(self, port: WorkerPort, message: ConnectPeer) -> None:
+        _ = port.attached
+        prefill = self._ensure_links(message.prefill)
+        deadline = self.now() + message.timeout_s
+        self._connecting.append(_Connecting(port, message.request, prefill, deadline))
+        self._settle_connecting()
+
+    def _receive(self, port: WorkerPort, message: OpenReceive) -> None:
+        self.refuse_when_draining()
+        worker = port.attached
+        if not 1 <= message.room < 1 << 64:
+            raise ConfigError(f"room={message.room} is not within 1 and 2**64 - 1")
+        prefill = self._ensure_links(message.prefill)
+        slot, sequence = port.open_slot(message.room)
+        try:
+            receiving = self.machine.receive(
+                worker.worker_id,
+                message.room,
+                slot,
+                prefill,
+                deadline=self.now() + message.deadline_s,
+                now=self.now(),
+            )
+        except PdxferError:
+            port.drop_slot(slot)
+            raise
+        if receiving.state in FINAL and receiving.error is not None:
+            # The refusal is known already: the call itself raises it.
+            self.pump()
+            port.drop_slot(slot)
+            raise receiving.error
+        port.connection.send(Opened(request=message.request, transfer=slot, sequence=sequence))
+        if message.place is not None:
+            self._place(port, slot, message.place)
+
+    def _place(self, port: WorkerPort, slot: int, message: PlacePages) -> None:
+        self.machine.place(
+            port.attached.worker_id,
+            slot,
+            to_pages(message.groups),
+            tokens=message.tokens,
+            prefix_tokens=message.prefix_tokens,
+            now=self.now(),
+        )
+
+    def on_abort(self, port: WorkerPort, message: AbortTransfer) -> None:
+        """The worker gives a receive up."""
+        self.machine.abort(
+            port.attached.worker_id, message.transfer, message.reason, self.now()
+        )
+
+    def _settle_connecting(self) -> None:
+        """Answer every pending `connect` whose verdict is known or whose time is over."""
+        waiting, self._connecting = self._connecting, []
+        for pending in waiting:
+            port, worker = pending.port, pending.port.worker
+            if worker is None or worker.worker_id not in self.machine.workers:
+                continue
+            try:
+                found = self.machine.summary(worker.worker_id, pending.prefill)
+                if isinstance(found, str) and self.now() >= pending.deadline:
+                    raise PeerError(f"connect timed out: {found}", retryable=True)
+            except PdxferError as error:
+                port.connection.send(Refused(request=pending.request, **error.to_wire()))
+                continue
+            if isinstance(found, str):
+                self._connecting.append(pending)
+                continue
+            port.connection.send(Connected(request=pending.request, summary=found))
+
+    # -- links -------------------------------------------------------------------------------
+    def _ensure_links(self, addresses: list[str]) -> tuple[str, ...]:
+        """Start a link for each new control address.
+
+        Raises:
+            ConfigError: no address, or one that is none.
+        """
+        if not addresses:
+            raise ConfigError("prefill= names no address; pass the `addresses` of a PrefillClient")
+        for address in addresses:
+            control, _ = split_address(address)
+            if control not in self._links:
+                self._start_link(control)
+        return tuple(addresses)
+
+    def _start_link(self, control: str) -> None:
+        link = ControlLink(
+            self.incarnation,
+            control,
+            keys=self._keys,
+            insecure=self.config.insecure,
+            hello=self.hello(),
+            on_message=lambda peer, message: self._on_peer_message(control, peer, message),
+            on_session=lambda peer, hello: self._on_session(control, peer, hello),
+            on_lost=self._on_lost,
+            on_refused=lambda error: self._on_refused(control, error),
+            heartbeat=self._heartbeat,
+        )
+        self._links[control] = link
+        self.machine.link(control)
+        task = self.loop.create_task(self._run_link(control, link))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _run_link(self, control: str, link: ControlLink) -> None:
+        try:
+            await link.start()
+        except PdxferError as error:
+            self._on_refused(control, error)
+
+    def _on_refused(self, control: str, error: PdxferError) -> None:
+        self.machine.link_refused(control, error, self.now())
+        self._settle_connecting()
+        self.pump()
+
+    def _on_session(self, control: str, peer: bytes, hello: Hello) -> None:
+        candidates = [lane for lane in self.lanes.names if self._usable(lane, hello)]
+        fields = {"peer": peer.hex()[:12], "address": control, "lanes": candidates}
+        _LOG.info("session_opened", extra={"fields": fields})
+        self._hellos[peer] = hello
+        self._lanes_of[peer] = _Lane(candidates)
+        if not candidates:
+            self._on_refused(control, self._no_lane(hello))
+            return
+        self.machine.link_up(control, peer, self.now())
+        self.pump()
+
+    def _usable(self, lane: str, hello: Hello) -> bool:
+        if lane not in hello.lanes:
+            return False
+        if lane == "cma" and hello.boot_id != host_id():
+            return False
+        ours, theirs = self.ucx_version(), hello.ucx_version
+        return not (ours and theirs) or ours.split(".")[:2] == theirs.split(".")[:2]
+
+    def _no_lane(self, hello: Hello) -> PeerError:
+        ours = f"{','.join(self.lanes.names)} (UCX {self.ucx_version() or 'none'})"
+        theirs = f"{','.join(hello.lanes)} (UCX {hello.ucx_version or 'none'})"
+        return PeerError(
+            f"no lane in common: prefill offers {theirs}, decode offers {ours}; cma needs one host "
+            "and one pid namespace, UCX lanes the same major.minor version",
+            fields={"lanes": f"prefill={theirs}, decode={ours}"},
+        )
+
+    def _on_lost(self, peer: bytes, reason: str) -> None:
+        _LOG.info("session_lost", extra={"fields": {"peer": peer.hex()[:12], "reason": reason}})
+        self.machine.peer_lost(peer, reason, self.now())
+        self._settle_connecting()
+        self.pump()
+
+    def _on_peer_message(self, control: str, peer: bytes, message: Message) -> None:
+        try:
+            if isinstance(message, Reject) and self._next_lane(peer, message):
+                return
+            self.machine.on_message(peer, message, self.now())
+        except PdxferError as error:
+            self.machine.peer_lost(peer, str(error), self.now())
+        self._settle_connecting()
+        self.pump()
+
+    def _next_lane(self, peer: bytes, message: Reject) -> bool:
+        """Where a lane could not be opened and another is left, try that one."""
+        choice = self._lanes_of.get(peer)
+        if choice is None or message.fields.get("lane") != choice.candidates[0]:
+            return False
+        if len(choice.candidates) < 2:
+            return False
+        fields = {"peer": peer.hex()[:12], "lane": choice.candidates[0], "reason": message.text}
+        _LOG.warning("lane_given_up", extra={"fields": fields})
+        self._close_receiver(peer, choice)
+        choice.candidates.pop(0)
+        self._announce(peer)
+        return True
+
+    def _heartbeat(self, peer: bytes) -> Heartbeat:
+        live = [r for r in self.machine.live.values() if peer in r.bound]
+        progress = [
+            Progress(
+                generation=r.generation,
+                bytes_done=sum(d.expected_bytes for d in r.debts.values() if d.committed),
+            )
+            for r in live[:_PROGRESS_MAX]
+        ]
+        return Heartbeat(
+            oldest_live_generation=self.machine.oldest_live_generation, progress=progress
+        )
+
+    def tell(self, peer: bytes, message: Message) -> None:
+        """Send a control message; a peer that cannot be told is lost."""
+        known = self.machine.peers.get(peer)
+        link = self._links.get(known.address) if known is not None else None
+        if link is None:
+            return
+        try:
+            link.send(message)
+        except PdxferError as error:
+            self.machine.peer_lost(peer, str(error), self.now())
+
+    # -- effects -----------------------------------------------------------------------------
+    def do(self, effect: Effect) -> None:
+        """Announcements and watches."""
+        match effect:
+            case Announce():
+                self._announce(effect.peer)
+            case WatchSender():
+                try:
+                    self.lanes.fabric(effect.lane).watch_sender(effect.peer, effect.address)
+                except PdxferError as error:
+                    self.machine.sender_lost(effect.peer, str(error), "", self.now())
+            case _:
+                raise LocalProtocolError(f"a decode agent cannot do {type(effect).__name__}")
+
+    def _announce(self, peer_id: bytes) -> None:
+        choice = self._lanes_of.get(peer_id)
+        if choice is None:
+            return
+        lane = choice.candidates[0]
+        try:
+            fabric = self.lanes.fabric(lane)
+            if choice.made_for != lane:
+                choice.address, choice.made_for = fabric.open_receiver(peer_id), lane
+            workers = [self._info(lane, worker) for worker in self.machine.workers.values()]
+        except PdxferError as error:
+            peer = self.machine.peers.get(peer_id)
+            if peer is not None:
+                self.machine.link_refused(peer.address, error, self.now())
+            return
+        self.tell(
+            peer_id,
+            Attach(
+                revision=self.machine.revision,
+                workers=workers,
+                siblings=self._siblings(peer_id),
+                lane=lane,
+                lane_address=choice.address,
+            ),
+        )
+
+    def _info(self, lane: str, worker: Worker) -> WorkerInfo:
+        port = self.ports[worker.worker_id]
+        regions = self.lanes.regions(lane, worker.worker_id, port.ranges)
+        infos = [
+            msgspec.structs.replace(info, rkeys={lane: region.rkey})
+            for info, region in zip(worker.regions, regions, strict=True)
+        ]
+        return msgspec.structs.replace(worker.info(), regions=infos)
+
+    def _siblings(self, peer_id: bytes) -> list[WorkerInfo]:
+        """Source workers of other prefill agents, without regions."""
+        return [
+            msgspec.structs.replace(worker.info(), regions=[])
+            for other in self.machine.peers.values()
+            if other.peer_id != peer_id and not other.gone
+            for worker in other.workers.values()
+        ]
+
+    def _close_receiver(self, peer: bytes, choice: _Lane) -> None:
+        if choice.made_for:
+            self.lanes.fabric(choice.made_for).close_receiver(peer)
+            choice.made_for = ""
+
+    def on_fabric(self, fabric: Fabric, event: FabricEvent) -> None:
+        """Something happened on a lane."""
+        match event:
+            case CommitArrived():
+                try:
+                    payload = decode_commit(event.payload)
+                except PdxferError as error:
+                    self.machine.peer_lost(event.peer, str(error), self.now())
+                    return
+                self.machine.on_commit(event.peer, payload, self.now())
+            case SenderLost():
+                proof = "revoked" if fabric.capabilities.handler_proves_silence else ""
+                fields = {"peer": event.peer.hex()[:12], "error": event.error, "proof": proof}
+                _LOG.info("sender_lost", extra={"fields": fields})
+                self.machine.sender_lost(event.peer, event.error, proof, self.now())
+                self._settle_connecting()
+            case _:
+                _LOG.warning("unexpected_event", extra={"fields": {"event": type(event).__name__}})

@@ -1,0 +1,85 @@
+"""The lanes of one agent: made when first used, their events brought to the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pdxfer import limits
+from pdxfer.errors import ConfigError, PdxferError
+from pdxfer.fabric.base import Fabric, FabricEvent, LocalRegion
+from pdxfer.memory import MemoryRange
+
+MakeFabric = Callable[[str], Fabric]
+"""Lane name to a new fabric; raises where the lane cannot be had here."""
+
+
+class Lanes:
+    """Fabrics by lane name. Loop thread only."""
+
+    def __init__(self, names: tuple[str, ...], make: MakeFabric) -> None:
+        self.names = names
+        self._make = make
+        self._fabrics: dict[str, Fabric] = {}
+        self._registered: dict[tuple[str, int], list[LocalRegion]] = {}
+        self.on_made: Callable[[Fabric], None] = lambda fabric: None
+
+    def fabric(self, lane: str) -> Fabric:
+        """The fabric of a lane.
+
+        Raises:
+            ConfigError: the lane is not among the offered ones.
+            PdxferError: it cannot be had on this machine, with the reason.
+        """
+        if lane not in self.names:
+            raise ConfigError(
+                f"lane {lane} is not offered here, which offers {', '.join(self.names)}",
+                fields={"lane": lane},
+            )
+        if lane not in self._fabrics:
+            self._fabrics[lane] = self._make(lane)
+            self.on_made(self._fabrics[lane])
+        return self._fabrics[lane]
+
+    def made(self) -> list[Fabric]:
+        """The fabrics in use."""
+        return list(self._fabrics.values())
+
+    def regions(self, lane: str, worker: int, ranges: tuple[MemoryRange, ...]) -> list[LocalRegion]:
+        """The worker's ranges, registered with a lane on first use."""
+        key = (lane, worker)
+        if key not in self._registered:
+            fabric = self.fabric(lane)
+            self._registered[key] = [
+                fabric.register(part.address, part.length_bytes, part.owner) for part in ranges
+            ]
+        return self._registered[key]
+
+    def forget(self, worker: int) -> None:
+        """Deregister a worker everywhere; the caller has proof that nothing can reach it."""
+        for key in [key for key in self._registered if key[1] == worker]:
+            for region in self._registered.pop(key):
+                self._fabrics[key[0]].deregister(region)
+
+    def close(self) -> None:
+        """Close every fabric; bounded."""
+        fabrics, self._fabrics = list(self._fabrics.values()), {}
+        for fabric in fabrics:
+            fabric.close(limits.ENGINE_CLOSE_DEADLINE_S)
+
+
+def probe(lanes: Lanes) -> dict[str, str]:
+    """Lane name to why it cannot be had here; empty text: it can."""
+    found: dict[str, str] = {}
+    for name in lanes.names:
+        try:
+            lanes.fabric(name)
+            found[name] = ""
+        except PdxferError as error:
+            found[name] = str(error)
+    return found
+
+
+def drain(fabric: Fabric, handle: Callable[[Fabric, FabricEvent], None]) -> None:
+    """Hand everything that happened on a lane to `handle`, in order."""
+    for event in fabric.drain():
+        handle(fabric, event)

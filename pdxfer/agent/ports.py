@@ -1,0 +1,193 @@
+"""The workers beside an agent: one `WorkerPort` a connection, holding its memory and its board."""
+
+from __future__ import annotations
+
+import os
+
+from pdxfer import limits
+from pdxfer.errors import ConfigError, PdxferError
+from pdxfer.layout import KVLayout, Pages, Rank
+from pdxfer.local.board import BoardWriter
+from pdxfer.local.messages import AttachWorker, Outcome, Refused
+from pdxfer.local.server import Connection
+from pdxfer.memory import MemoryRange, SharedMemory, map_sealed
+from pdxfer.protocol.effects import Show
+from pdxfer.protocol.state import FINAL
+from pdxfer.protocol.workers import Worker
+from pdxfer.wire.messages import GroupPages, RegionInfo
+from pdxfer.wire.pages import unpack_ids
+
+
+class WorkerPort:
+    """One worker: its connection, its board, and after `attach` its memory.
+
+    Memory outlives the connection: the agent calls `release_memory` once nothing can reach it.
+    """
+
+    def __init__(self, connection: Connection, incarnation: bytes) -> None:
+        self.connection = connection
+        self.board = BoardWriter(limits.TRANSFERS_PER_WORKER_MAX, incarnation)
+        self.worker: Worker | None = None
+        self.ranges: tuple[MemoryRange, ...] = ()
+        self.slots: dict[int, int] = {}
+        """Live board slot to its sequence."""
+        self._mapped: dict[int, SharedMemory] = {}
+        self._closed = False
+
+    @property
+    def attached(self) -> Worker:
+        """The worker.
+
+        Raises:
+            ConfigError: nothing has been attached yet.
+        """
+        if self.worker is None:
+            raise ConfigError("attach a layout and memory before the first transfer")
+        return self.worker
+
+    def attach(self, worker_id: int, message: AttachWorker, fds: list[int]) -> Worker:
+        """Map what the worker hands over and check that its layout fits in.
+
+        Raises:
+            PdxferError: the layout or a range is refused; nothing stays mapped.
+        """
+        layout = KVLayout.from_wire(message.layout)
+        try:
+            self.ranges = tuple(
+                self._range(message, index, fds) for index in range(len(message.memory))
+            )
+            self._check_regions(layout)
+            rank = message.rank
+            self.worker = Worker(
+                worker_id=worker_id,
+                instance=message.instance,
+                rank=Rank(
+                    tp=rank.tp,
+                    tp_size=rank.tp_size,
+                    pp=rank.pp,
+                    pp_size=rank.pp_size,
+                    cp=rank.cp,
+                    cp_size=rank.cp_size,
+                ),
+                layout=layout,
+                relayout=message.relayout or layout.relayout,
+                ignore_parts=tuple(message.ignore_parts),
+                regions=tuple(
+                    RegionInfo(address=part.address, length_bytes=part.length_bytes)
+                    for part in self.ranges
+                ),
+            )
+        except PdxferError:
+            self.release_memory()
+            raise
+        return self.worker
+
+    def _range(self, message: AttachWorker, index: int, fds: list[int]) -> MemoryRange:
+        part = message.memory[index]
+        if part.kind == "address":
+            if self.connection.pid != os.getpid():
+                raise ConfigError(
+                    f"memory[{index}] is an address of process {self.connection.pid}; a daemon maps "
+                    "only sealed memfds: allocate the pool with pdxfer.memory.allocate, or run the "
+                    "agent inside the worker (pdxfer.embedded)",
+                    fields={"memory": "address"},
+                )
+            return MemoryRange(part.address, part.length_bytes, None)
+        if part.kind != "memfd" or not 0 <= part.fd_index < len(fds):
+            raise ConfigError(
+                f"memory[{index}]: kind {part.kind!r} with descriptor {part.fd_index} of {len(fds)}; "
+                "expected 'memfd' and one of the descriptors sent",
+                fields={"memory": part.kind},
+            )
+        mapped = self._mapped.get(part.fd_index)
+        if mapped is None:
+            fd = fds[part.fd_index]
+            mapped = self._mapped[part.fd_index] = map_sealed(fd, os.fstat(fd).st_size)
+        return mapped.range(part.offset_bytes, part.length_bytes)
+
+    def _check_regions(self, layout: KVLayout) -> None:
+        if len(self.ranges) != len(layout.regions):
+            raise ConfigError(
+                f"the layout has {len(layout.regions)} region(s), the memory {len(self.ranges)}",
+                fields={"regions": str(len(layout.regions)), "memory": str(len(self.ranges))},
+            )
+        for index, (part, region) in enumerate(zip(self.ranges, layout.regions, strict=True)):
+            if part.length_bytes < region.length_bytes:
+                raise ConfigError(
+                    f"region {index}: the layout needs {region.length_bytes} bytes, its memory has "
+                    f"{part.length_bytes}",
+                    fields={"region": str(index)},
+                )
+
+    def open_slot(self, room: int) -> tuple[int, int]:
+        """A board slot for a new transfer.
+
+        Raises:
+            ResourceError: all are taken.
+        """
+        slot, sequence = self.board.allocate(room)
+        self.slots[slot] = sequence
+        return slot, sequence
+
+    def drop_slot(self, slot: int) -> None:
+        """The transfer of a slot never came to be."""
+        sequence = self.slots.pop(slot, None)
+        if sequence is not None:
+            self.board.release(slot, sequence)
+
+    def show(self, effect: Show) -> None:
+        """Tell the worker: the outcome first, then the board's word."""
+        sequence = self.slots.get(effect.slot)
+        if sequence is None or self._closed:
+            return
+        error = None
+        if effect.error is not None:
+            told = effect.error.to_wire()
+            fields = {
+                **told["fields"],
+                "fence": effect.fence or told["fields"].get("fence", "drained"),
+            }
+            error = Refused(
+                code=told["code"], text=told["text"], retryable=told["retryable"], fields=fields
+            )
+        interesting = error or effect.prefix_tokens is not None or effect.state in FINAL
+        if interesting:
+            self.connection.send(
+                Outcome(
+                    transfer=effect.slot,
+                    sequence=sequence,
+                    state=int(effect.state),
+                    prefix_tokens=effect.prefix_tokens,
+                    error=error,
+                    length_bytes=effect.length_bytes,
+                    runs=effect.runs,
+                    aux=effect.aux,
+                    lane=effect.lane,
+                )
+            )
+        self.board.publish(effect.slot, effect.state)
+
+    def close(self) -> None:
+        """The connection is gone; memory stays until `release_memory`."""
+        if not self._closed:
+            self._closed = True
+            self.board.close()
+
+    def release_memory(self) -> None:
+        """Unmap. Only with proof that no write can reach it."""
+        self.ranges = ()
+        mapped, self._mapped = self._mapped, {}
+        for memory in mapped.values():
+            memory.close()
+
+
+def to_pages(groups: dict[str, GroupPages]) -> dict[str, Pages]:
+    """The page lists of a local message.
+
+    Raises:
+        RemoteProtocolError: an encoding is malformed or over its limit.
+    """
+    return {
+        name: Pages(unpack_ids(group.encoding, group.ids), group.first_token)
+        for name, group in groups.items()
+    }

@@ -1,0 +1,68 @@
+"""Running an agent on the current loop: start, serve until told, drain, close."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from pdxfer.agent.config import AgentConfig
+from pdxfer.agent.decode import DecodeAgent
+from pdxfer.agent.lanes import MakeFabric
+from pdxfer.agent.prefill import PrefillAgent
+from pdxfer.errors import ConfigError
+from pdxfer.fabric.base import Fabric
+
+
+def ucx_fabrics(config: AgentConfig) -> MakeFabric:
+    """Fabrics of the UCX lanes, made when first asked for."""
+
+    def make(lane: str) -> Fabric:
+        from pdxfer.fabric.ucx import UcxFabric  # loads UCX: only where a lane is really used
+
+        return UcxFabric(lane, ucx=config.ucx, net_device=config.net_device)
+
+    return make
+
+
+async def run_agent(
+    config: AgentConfig,
+    *,
+    ready: Callable[[dict[str, object]], None],
+    stop: asyncio.Event,
+    make_fabric: MakeFabric | None = None,
+) -> int:
+    """Serve until `stop` is set.
+
+    Args:
+        config: the settings.
+        ready: called once with addresses, socket, incarnation, when workers can attach.
+        stop: set by the caller, on this loop.
+        make_fabric: other lanes than UCX (tests).
+
+    Returns: transfers that were still live at the drain deadline.
+
+    Raises:
+        ConfigError: a setting is wrong, an address or the socket cannot be bound, no lane is left.
+    """
+    make = make_fabric or ucx_fabrics(config)
+    agent: PrefillAgent | DecodeAgent
+    if config.role == "prefill":
+        agent = PrefillAgent(config, make)
+    elif config.role == "decode":
+        agent = DecodeAgent(config, make)
+    else:
+        raise ConfigError(f"role={config.role!r} is neither 'prefill' nor 'decode'")
+    try:
+        await agent.start()
+        ready(
+            {
+                "addresses": agent.addresses,
+                "socket": config.socket_path,
+                "incarnation": agent.incarnation.hex(),
+                "lanes": list(config.lanes),
+            }
+        )
+        await stop.wait()
+        return await agent.drain()
+    finally:
+        await agent.stop("the agent was told to stop")

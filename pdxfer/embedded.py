@@ -1,0 +1,93 @@
+"""An agent inside the worker process, on a thread of its own, behind the same client.
+
+The client attaches through the same Unix socket and the same messages as to a daemon; memory goes
+as an address of this process, so any tensor will do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import tempfile
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+import uvloop
+
+from pdxfer import limits
+from pdxfer.agent.config import AgentConfig
+from pdxfer.agent.run import run_agent
+from pdxfer.errors import DaemonUnavailableError
+
+
+class EmbeddedAgent:
+    """A running agent. Pass it as `agent` to a client; close it after its clients.
+
+    Threads:  `close` from any; the agent runs on one thread of its own, joined by `close`.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._folder = None
+        if not config.socket_path:
+            self._folder = tempfile.TemporaryDirectory(prefix="pdxfer-")
+            config = dataclasses.replace(config, socket_path=str(Path(self._folder.name) / "agent"))
+        self.config = config
+        self.socket_path = config.socket_path
+        self._started: Future[dict[str, object]] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name=f"pdxfer-{config.role}")
+        self._thread.start()
+        try:
+            facts = self._started.result(limits.LOCAL_REQUEST_TIMEOUT_S + limits.CONNECT_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+        addresses = facts["addresses"]
+        self.addresses: tuple[str, ...] = tuple(addresses) if isinstance(addresses, list) else ()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except Exception as error:  # noqa: BLE001 the caller of the constructor gets it
+            if not self._started.done():
+                self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        await run_agent(self.config, ready=self._started.set_result, stop=self._stop)
+
+    def close(self) -> None:
+        """Drain with the deadline of the configuration, close, join the thread. Idempotent."""
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            try:
+                self._loop.call_soon_threadsafe(self._stop.set)
+            except RuntimeError:
+                pass  # the loop has closed by itself meanwhile
+        patience_s = self.config.drain_deadline_s + 2 * limits.ENGINE_CLOSE_DEADLINE_S
+        self._thread.join(patience_s)
+        if self._thread.is_alive():
+            raise DaemonUnavailableError(
+                f"the embedded {self.config.role} agent did not stop within {patience_s} s"
+            )
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def __enter__(self) -> EmbeddedAgent:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def prefill_agent(config: AgentConfig | None = None) -> EmbeddedAgent:
+    """Run a prefill agent in this process; `config` None: loopback, a free port, all lanes."""
+    return EmbeddedAgent(config or AgentConfig(role="prefill", socket_path=""))
+
+
+def decode_agent(config: AgentConfig | None = None) -> EmbeddedAgent:
+    """Run a decode agent in this process; `config` None: all lanes."""
+    return EmbeddedAgent(config or AgentConfig(role="decode", socket_path=""))
