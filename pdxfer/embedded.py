@@ -7,6 +7,7 @@ as an address of this process, so any tensor will do.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import tempfile
 import threading
@@ -62,10 +63,8 @@ class EmbeddedAgent:
     def close(self) -> None:
         """Drain with the deadline of the configuration, close, join the thread. Idempotent."""
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
-            try:
+            with contextlib.suppress(RuntimeError):  # the loop may have closed by itself
                 self._loop.call_soon_threadsafe(self._stop.set)
-            except RuntimeError:
-                pass  # the loop has closed by itself meanwhile
         patience_s = self.config.drain_deadline_s + 2 * limits.ENGINE_CLOSE_DEADLINE_S
         self._thread.join(patience_s)
         if self._thread.is_alive():

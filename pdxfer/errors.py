@@ -9,7 +9,7 @@ Tree:
     │   ├── LocalProtocolError     we were asked for something the state does not allow
     │   └── RemoteProtocolError    the peer sent something it may not send
     ├── PeerError                  the peer is away, late or new; often worth a retry
-    ├── TransferError              one transfer ended without its bytes; says what proves that nothing lands late
+    ├── TransferError              one transfer ended without its bytes; names the proof of silence
     ├── DaemonUnavailableError     the agent behind the local socket is gone or refuses
     └── ResourceError              a limit was reached
 

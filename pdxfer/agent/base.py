@@ -123,9 +123,10 @@ class Agent(ABC):
         for lane in self.lanes.names:
             try:
                 self.lanes.fabric(lane)
-                return
             except PdxferError as error:
                 missing[lane] = str(error)
+            else:
+                return
         text = "; ".join(f"{lane}: {why}" for lane, why in missing.items())
         raise ConfigError(f"none of the lanes can be had here: {text}", fields=missing)
 

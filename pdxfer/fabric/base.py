@@ -146,7 +146,10 @@ class Path(Protocol):
         ...
 
     def cancel(self, generation: int) -> None:
-        """Drop what is not posted (their tickets end with an error), wait for the rest, then `Cancelled`."""
+        """Drop what is not posted (those tickets end with an error), wait for the rest.
+
+        One `Cancelled` follows, behind every `Posted` of the generation.
+        """
         ...
 
     def close(self) -> None:

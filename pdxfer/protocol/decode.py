@@ -485,7 +485,8 @@ class DecodeMachine:
     def _commit_fault(self, receiving: Receiving, debt: Debt, payload: CommitPayload) -> str:
         room = f"room {receiving.room}"
         if debt.plan is None or receiving.pages is None:
-            return f"{room}: a commit from prefill worker {payload.source_worker}, which was told no page"
+            who = f"prefill worker {payload.source_worker}"
+            return f"{room}: a commit from {who}, which was told no page"
         if payload.length_bytes != debt.expected_bytes:
             return (
                 f"{room}: the commit says {payload.length_bytes} bytes, "

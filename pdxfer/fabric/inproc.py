@@ -1,0 +1,350 @@
+"""The in-memory lane: the second implementer of `fabric.base`, with faults that tests ask for.
+
+All fabrics of a `Hub` share one process; a write is a memory copy. By itself nothing moves: `step`
+carries out one run, flush or commit of one path, chosen by the caller's random generator, so that a
+seed fixes every interleaving. `Hub(automatic=True)` moves everything at once and wakes the loop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdxfer.errors import ConfigError, LocalProtocolError
+from pdxfer.fabric.base import (
+    Cancelled,
+    Capabilities,
+    CommitArrived,
+    CommitSent,
+    FabricEvent,
+    LocalRegion,
+    PathClosed,
+    PathOpened,
+    Posted,
+    RemoteRegion,
+    SenderLost,
+)
+
+
+@dataclass(slots=True)
+class _Run:
+    generation: int
+    source: int
+    destination: int
+    length_bytes: int
+
+
+@dataclass(slots=True)
+class _BatchEnd:
+    generation: int
+    ticket: int
+    length_bytes: int
+    runs: int
+
+
+@dataclass(slots=True)
+class _Commit:
+    generation: int
+    ticket: int
+    payload: bytes
+
+
+@dataclass(slots=True)
+class _CancelEnd:
+    generation: int
+
+
+_Work = _Run | _BatchEnd | _Commit | _CancelEnd
+
+
+@dataclass
+class Hub:
+    """Where the fabrics of one process meet."""
+
+    automatic: bool = False
+    fabrics: dict[bytes, InprocFabric] = field(default_factory=dict)
+    """Address of a fabric to it."""
+    frozen: set[bytes] = field(default_factory=set)
+    """Addresses of sending fabrics whose work does not move (a stopped process)."""
+    bytes_moved: int = 0
+
+    def ready_paths(self) -> list[InprocPath]:
+        """Paths with work that can move."""
+        return [
+            path
+            for fabric in self.fabrics.values()
+            if fabric.address not in self.frozen
+            for path in fabric.paths.values()
+            if path.work
+        ]
+
+    def step(self, rng: random.Random) -> bool:
+        """Carry out one piece of work of a randomly chosen path; False when there is none."""
+        paths = self.ready_paths()
+        if not paths:
+            return False
+        rng.choice(paths).step()
+        return True
+
+    def break_path(self, sender: InprocFabric, peer: bytes, reason: str) -> None:
+        """Cut one path: the sender's tickets fail, the receiver hears of it."""
+        path = sender.paths.get(peer)
+        if path is not None:
+            path.fail(reason)
+
+    def kill(self, fabric: InprocFabric) -> None:
+        """The process of a fabric dies: its work is gone, every peer hears of it."""
+        for peer, path in list(fabric.paths.items()):
+            path.work.clear()
+            path.receiver.lost(fabric.identity, "the sender died")
+            fabric.paths.pop(peer, None)
+        for other in self.fabrics.values():
+            for path in list(other.paths.values()):
+                if path.receiver is fabric:
+                    path.fail("the receiver died")
+        self.fabrics.pop(fabric.address, None)
+
+
+class InprocPath:
+    """Work of one sender towards one receiver, in order."""
+
+    def __init__(self, fabric: InprocFabric, receiver: InprocFabric, peer: bytes) -> None:
+        self.peer = peer
+        self.fabric = fabric
+        self.receiver = receiver
+        self.work: deque[_Work] = deque()
+        self.closed = False
+        self._failed: dict[int, str] = {}
+        """Generation to the first error of its batches."""
+
+    def post(
+        self,
+        generation: int,
+        runs: NDArray[np.int64],
+        splits: NDArray[np.int64],
+        source: Sequence[LocalRegion],
+        destination: Sequence[RemoteRegion],
+    ) -> list[int]:
+        """See `fabric.base.Path`."""
+        self._check_open()
+        for run in runs.tolist():
+            _check_run(run, source, destination)
+        tickets: list[int] = []
+        for begin, end in zip(splits[:-1].tolist(), splits[1:].tolist(), strict=True):
+            total = 0
+            for region, offset, to_region, to_offset, length in runs[begin:end].tolist():
+                address = source[region].address + offset
+                to_address = destination[to_region].address + to_offset
+                self.work.append(_Run(generation, address, to_address, length))
+                total += length
+            ticket = self.fabric.next_ticket()
+            tickets.append(ticket)
+            self.work.append(_BatchEnd(generation, ticket, total, end - begin))
+        self.fabric.settle(self)
+        return tickets
+
+    def commit(self, generation: int, payload: bytes) -> int:
+        """See `fabric.base.Path`."""
+        self._check_open()
+        ticket = self.fabric.next_ticket()
+        self.work.append(_Commit(generation, ticket, payload))
+        self.fabric.settle(self)
+        return ticket
+
+    def cancel(self, generation: int) -> None:
+        """See `fabric.base.Path`."""
+        self._check_open()
+        kept: deque[_Work] = deque()
+        for item in self.work:
+            if item.generation != generation:
+                kept.append(item)
+            elif isinstance(item, _BatchEnd):
+                self.fabric.tell(
+                    Posted(self.peer, generation, item.ticket, 0, item.runs, "cancelled")
+                )
+            elif isinstance(item, _Commit):
+                self.fabric.tell(CommitSent(self.peer, generation, item.ticket, "cancelled"))
+        kept.append(_CancelEnd(generation))
+        self.work = kept
+        self.fabric.settle(self)
+
+    def close(self) -> None:
+        """See `fabric.base.Path`."""
+        self.fail("")
+
+    def fail(self, reason: str) -> None:
+        """End every ticket, tell both ends. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        work, self.work = self.work, deque()
+        why = reason or "the path was closed"
+        for item in work:
+            if isinstance(item, _BatchEnd):
+                self.fabric.tell(Posted(self.peer, item.generation, item.ticket, 0, item.runs, why))
+            elif isinstance(item, _Commit):
+                self.fabric.tell(CommitSent(self.peer, item.generation, item.ticket, why))
+            elif isinstance(item, _CancelEnd):
+                self.fabric.tell(Cancelled(self.peer, item.generation))
+        self.fabric.paths.pop(self.peer, None)
+        self.fabric.tell(PathClosed(self.peer, reason))
+        self.receiver.lost(self.fabric.identity, why)
+
+    def step(self) -> None:
+        """Carry out the next piece of work."""
+        item = self.work.popleft()
+        match item:
+            case _Run():
+                ctypes.memmove(item.destination, item.source, item.length_bytes)
+                self.fabric.hub.bytes_moved += item.length_bytes
+            case _BatchEnd():
+                self.fabric.tell(
+                    Posted(self.peer, item.generation, item.ticket, item.length_bytes, item.runs)
+                )
+            case _Commit():
+                self.receiver.tell(CommitArrived(self.fabric.identity, item.payload))
+                self.fabric.tell(CommitSent(self.peer, item.generation, item.ticket))
+            case _CancelEnd():
+                self.fabric.tell(Cancelled(self.peer, item.generation))
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise LocalProtocolError(f"the path to {self.peer.hex()[:12]} is closed")
+
+
+class InprocFabric:
+    """One agent's end of the hub. `identity` is the agent's incarnation."""
+
+    lane = "inproc"
+
+    def __init__(self, hub: Hub, identity: bytes, *, handler_proves_silence: bool = True) -> None:
+        self.hub = hub
+        self.identity = identity
+        self.address = os.urandom(8)
+        self.capabilities = Capabilities(
+            places_at_receiver=False,
+            handler_proves_silence=handler_proves_silence,
+            needs_pidfd=not handler_proves_silence,
+        )
+        self.paths: dict[bytes, InprocPath] = {}
+        self._events: list[FabricEvent] = []
+        self._regions: dict[int, LocalRegion] = {}
+        self._owners: dict[int, object] = {}
+        self._receivers: set[bytes] = set()
+        self._watched: set[bytes] = set()
+        self._tickets = 0
+        self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        hub.fabrics[self.address] = self
+
+    def fileno(self) -> int:
+        """See `fabric.base.Fabric`."""
+        return self._eventfd
+
+    def drain(self) -> list[FabricEvent]:
+        """See `fabric.base.Fabric`."""
+        if self._events:
+            os.eventfd_read(self._eventfd)
+        events, self._events = self._events, []
+        return events
+
+    def register(self, address: int, length_bytes: int, owner: object) -> LocalRegion:
+        """See `fabric.base.Fabric`."""
+        region = LocalRegion(len(self._owners) + 1, address, length_bytes, b"inproc")
+        self._owners[region.region_id] = owner
+        self._regions[region.region_id] = region
+        return region
+
+    def deregister(self, region: LocalRegion) -> None:
+        """See `fabric.base.Fabric`."""
+        self._regions.pop(region.region_id, None)
+        self._owners[region.region_id] = None
+
+    def send_address(self) -> bytes:
+        """See `fabric.base.Fabric`."""
+        return self.address
+
+    def connect(self, peer: bytes, address: bytes, timeout_s: float) -> InprocPath:
+        """See `fabric.base.Fabric`."""
+        receiver = self.hub.fabrics.get(address)
+        path = InprocPath(self, receiver or self, peer)
+        if receiver is None or self.identity not in receiver._receivers:
+            path.closed = True
+            self.tell(PathOpened(peer, "", f"no receiver answered within {timeout_s} s"))
+            return path
+        self.paths[peer] = path
+        self.tell(PathOpened(peer, "inproc"))
+        return path
+
+    def open_receiver(self, peer: bytes) -> bytes:
+        """See `fabric.base.Fabric`."""
+        self._receivers.add(peer)
+        return self.address
+
+    def watch_sender(self, peer: bytes, address: bytes) -> None:
+        """See `fabric.base.Fabric`."""
+        if address not in self.hub.fabrics:
+            raise ConfigError(f"no sender at {address.hex()}")
+        self._watched.add(peer)
+
+    def close_receiver(self, peer: bytes) -> None:
+        """See `fabric.base.Fabric`."""
+        self._receivers.discard(peer)
+        sender = next((f for f in self.hub.fabrics.values() if f.identity == peer), None)
+        for path in list(sender.paths.values()) if sender is not None else []:
+            if path.receiver is self:
+                path.fail("the receiver was closed")
+
+    def close(self, deadline_s: float) -> None:
+        """See `fabric.base.Fabric`."""
+        for path in list(self.paths.values()):
+            path.fail("the fabric was closed")
+        self.hub.fabrics.pop(self.address, None)
+        if self._eventfd >= 0:
+            os.close(self._eventfd)
+            self._eventfd = -1
+
+    # -- used by paths and the hub -----------------------------------------------------------
+    def tell(self, event: FabricEvent) -> None:
+        """Queue an event for `drain`."""
+        if self._eventfd < 0:
+            return
+        if not self._events:
+            os.eventfd_write(self._eventfd, 1)
+        self._events.append(event)
+
+    def lost(self, sender: bytes, reason: str) -> None:
+        """The connection from a sender broke."""
+        if sender in self._watched:
+            self._watched.discard(sender)
+            self.tell(SenderLost(sender, reason))
+
+    def next_ticket(self) -> int:
+        """A ticket never used before."""
+        self._tickets += 1
+        return self._tickets
+
+    def settle(self, path: InprocPath) -> None:
+        """Automatic hubs move everything at once."""
+        while self.hub.automatic and path.work:
+            path.step()
+
+
+def _check_run(
+    run: list[int], source: Sequence[LocalRegion], destination: Sequence[RemoteRegion]
+) -> None:
+    for side, index, offset, regions in (
+        ("source", run[0], run[1], source),
+        ("destination", run[2], run[3], destination),
+    ):
+        inside = 0 <= index < len(regions)
+        if not inside or offset < 0 or run[4] <= 0 or offset + run[4] > regions[index].length_bytes:
+            raise LocalProtocolError(
+                f"a run of {run[4]} bytes at offset {offset} leaves {side} region {index}"
+            )

@@ -1,0 +1,284 @@
+"""Prefill and decode machines joined by a simulated network and the in-memory lane.
+
+One random generator decides every interleaving: control messages (in order per direction of a
+session), lane work, time. Nothing sleeps; a seed is a whole history.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from pdxfer.fabric.base import (
+    Cancelled,
+    CommitArrived,
+    CommitSent,
+    PathClosed,
+    PathOpened,
+    Posted,
+    RemoteRegion,
+    SenderLost,
+)
+from pdxfer.fabric.inproc import Hub, InprocFabric
+from pdxfer.layout import KVLayout, Pages, Rank
+from pdxfer.protocol import effects as fx
+from pdxfer.protocol.decode import DecodeMachine
+from pdxfer.protocol.prefill import PrefillMachine
+from pdxfer.protocol.state import State
+from pdxfer.protocol.workers import Worker
+from pdxfer.wire import codec
+from pdxfer.wire.messages import Attach, Envelope, Heartbeat, RegionInfo
+
+ADDRESS = "tcp://prefill:1"
+
+
+@dataclass
+class Shown:
+    """What a worker was told about one slot, in order."""
+
+    states: list[State] = field(default_factory=list)
+    last: fx.Show | None = None
+
+    @property
+    def state(self) -> State:
+        return self.states[-1]
+
+
+class Node:
+    """A machine with its memory and its lane; carries out effects."""
+
+    def __init__(self, cluster: Cluster, machine, silent: bool = True) -> None:
+        self.cluster = cluster
+        self.machine = machine
+        self.fabric = InprocFabric(cluster.hub, machine.incarnation, handler_proves_silence=silent)
+        self.memory: dict[int, list[np.ndarray]] = {}
+        self.regions: dict[int, list] = {}
+        self.tickets: dict[tuple[bytes, int], int] = {}
+        self.shown: dict[tuple[int, int], Shown] = {}
+        self.freed: list[int] = []
+        self.dead = False
+
+    @property
+    def is_prefill(self) -> bool:
+        return isinstance(self.machine, PrefillMachine)
+
+    def attach(
+        self, worker_id: int, layout: KVLayout, rank: Rank | None = None, relayout: str = ""
+    ) -> None:
+        rng = np.random.default_rng(worker_id + (1 if self.is_prefill else 1000))
+        memory = [
+            rng.integers(0, 256, size=region.length_bytes, dtype=np.uint8)
+            for region in layout.regions
+        ]
+        self.memory[worker_id] = memory
+        self.regions[worker_id] = [
+            self.fabric.register(part.ctypes.data, part.nbytes, part) for part in memory
+        ]
+        infos = tuple(
+            RegionInfo(address=part.ctypes.data, length_bytes=part.nbytes, rkeys={"inproc": b"k"})
+            for part in memory
+        )
+        self.machine.attach(
+            Worker(
+                worker_id=worker_id,
+                instance="",
+                rank=rank or Rank(),
+                layout=layout,
+                relayout=relayout or layout.relayout,
+                ignore_parts=(),
+                regions=infos,
+            )
+        )
+        self.pump()
+
+    def pump(self) -> None:
+        while effects := self.machine.take_effects():
+            for effect in effects:
+                self.do(effect)
+
+    def do(self, effect) -> None:
+        match effect:
+            case fx.Tell():
+                self.cluster.carry(self, effect.peer, effect.message)
+            case fx.Announce():
+                self.cluster.carry(self, effect.peer, self.announcement(effect.peer))
+            case fx.Show():
+                shown = self.shown.setdefault((effect.worker, effect.slot), Shown())
+                shown.states.append(effect.state)
+                shown.last = effect
+            case fx.Free():
+                self.freed.append(effect.worker)
+            case fx.OpenPath():
+                self.fabric.connect(effect.peer, effect.address, 1.0)
+            case fx.ClosePath():
+                path = self.fabric.paths.get(effect.peer)
+                if path is None:
+                    self.machine.on_path_closed(effect.peer, "")
+                else:
+                    path.close()
+            case fx.Post():
+                self.post(effect)
+            case fx.PostCommit():
+                path = self.fabric.paths[effect.peer]
+                ticket = path.commit(effect.generation, codec.encode_commit(effect.payload))
+                self.tickets[effect.peer, ticket] = effect.payload.source_worker
+            case fx.Cancel():
+                path = self.fabric.paths.get(effect.peer)
+                if path is None:
+                    self.machine.on_cancelled(effect.peer, effect.generation)
+                else:
+                    path.cancel(effect.generation)
+            case fx.WatchSender():
+                self.fabric.watch_sender(effect.peer, effect.address)
+
+    def post(self, effect: fx.Post) -> None:
+        infos = self.machine.peers[effect.peer].workers[effect.destination_worker].regions
+        destination = [RemoteRegion(i.address, i.length_bytes, b"k") for i in infos]
+        tickets = self.fabric.paths[effect.peer].post(
+            effect.generation,
+            effect.runs,
+            effect.splits,
+            self.regions[effect.source_worker],
+            destination,
+        )
+        for ticket in tickets:
+            self.tickets[effect.peer, ticket] = effect.source_worker
+
+    def announcement(self, peer: bytes):
+        if self.is_prefill:
+            template = self.machine.peers[peer].accept_template()
+            return msgspec.structs.replace(template, lane_address=self.fabric.send_address())
+        return Attach(
+            revision=self.machine.revision,
+            workers=[worker.info() for worker in self.machine.workers.values()],
+            lane="inproc",
+            lane_address=self.fabric.open_receiver(peer),
+        )
+
+    def take_lane_events(self) -> bool:
+        events = self.fabric.drain()
+        now = self.cluster.now
+        for event in events:
+            match event:
+                case PathOpened():
+                    self.machine.on_path_opened(event.peer, event.error)
+                case Posted():
+                    worker = self.tickets.pop((event.peer, event.ticket))
+                    self.machine.on_batch(
+                        event.peer,
+                        event.generation,
+                        worker,
+                        length_bytes=event.length_bytes,
+                        error=event.error,
+                    )
+                case CommitSent():
+                    worker = self.tickets.pop((event.peer, event.ticket))
+                    self.machine.on_commit_sent(
+                        event.peer, event.generation, worker, error=event.error
+                    )
+                case Cancelled():
+                    self.machine.on_cancelled(event.peer, event.generation)
+                case PathClosed():
+                    self.machine.on_path_closed(event.peer, event.error)
+                case CommitArrived():
+                    self.machine.on_commit(event.peer, codec.decode_commit(event.payload), now)
+                case SenderLost():
+                    proof = "revoked" if self.fabric.capabilities.handler_proves_silence else ""
+                    self.machine.sender_lost(event.peer, event.error, proof, now)
+            self.pump()
+        return bool(events)
+
+
+class Cluster:
+    """Nodes, the network between them, the clock."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 1000.0
+        self.hub = Hub()
+        self.nodes: dict[bytes, Node] = {}
+        self.network: dict[tuple[bytes, bytes], deque[bytes]] = {}
+        self.cut: set[tuple[bytes, bytes]] = set()
+        """Directions that keep their messages for later."""
+        self.control_bytes = 0
+
+    def add(self, machine, **options) -> Node:
+        node = self.nodes[machine.incarnation] = Node(self, machine, **options)
+        return node
+
+    def prefill(self, **options) -> Node:
+        return self.add(PrefillMachine(self.rng.randbytes(16)), **options)
+
+    def decode(self, **options) -> Node:
+        return self.add(DecodeMachine(self.rng.randbytes(16)), **options)
+
+    def join(self, decode: Node, prefill: Node, address: str = ADDRESS) -> None:
+        decode.machine.link_up(address, prefill.machine.incarnation, self.now)
+        decode.pump()
+
+    def carry(self, node: Node, peer: bytes, message) -> None:
+        frame = codec.encode(
+            Envelope(
+                source=node.machine.incarnation, destination=peer, number=1, ack=0, message=message
+            )
+        )
+        self.control_bytes += len(frame)
+        self.network.setdefault((node.machine.incarnation, peer), deque()).append(frame)
+
+    def deliver_one(self) -> bool:
+        waiting = [key for key, queue in self.network.items() if queue and key not in self.cut]
+        if not waiting:
+            return False
+        source, target = self.rng.choice(waiting)
+        frame = self.network[source, target].popleft()
+        node = self.nodes.get(target)
+        if node is not None and not node.dead:
+            message = codec.decode(frame).message
+            node.machine.on_message(source, message, self.now)
+            node.pump()
+        return True
+
+    def step(self) -> bool:
+        """One random thing that can happen without time passing; False when nothing can."""
+        actions = [self.deliver_one, lambda: self.hub.step(self.rng)]
+        nodes = [node for node in self.nodes.values() if not node.dead]
+        actions += [node.take_lane_events for node in nodes]
+        self.rng.shuffle(actions)
+        return any(action() for action in actions)
+
+    def run(self, steps: int = 100_000) -> None:
+        """Until nothing moves."""
+        for _ in range(steps):
+            if not self.step():
+                return
+        raise AssertionError("the cluster does not come to rest")
+
+    def pass_time(self, seconds: float, *, heartbeats: bool = True) -> None:
+        """Tick in small steps, each live pair exchanging heartbeats."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.5)
+            for node in list(self.nodes.values()):
+                if node.dead:
+                    continue
+                if heartbeats and not node.is_prefill:
+                    mark = node.machine.oldest_live_generation
+                    for peer in list(node.machine.peers):
+                        self.carry(node, peer, Heartbeat(oldest_live_generation=mark))
+                node.machine.tick(self.now)
+                node.pump()
+            self.run()
+
+    def kill(self, node: Node) -> None:
+        """The process dies: no message, no write, no event of it any more."""
+        node.dead = True
+        self.hub.kill(node.fabric)
+
+
+def full(ids) -> dict[str, Pages]:
+    """Pages of the only group."""
+    return {"full": Pages(np.asarray(ids, dtype=np.int64), 0)}
