@@ -37,6 +37,8 @@ CONTROL_RECONNECT_MAX_MS: Final = 1_000
 """ZMQ_RECONNECT_IVL_MAX."""
 CONTROL_HELLO_INTERVAL_S: Final = 0.5
 """An unanswered `Hello` is repeated after this."""
+CONTROL_BLOCKED_RETRY_S: Final = 0.05
+"""Backstop: frames that a full queue refused are tried again after this at the latest."""
 CONTROL_SESSIONS_MAX: Final = 2_048
 """Decode agents that one prefill agent serves at a time."""
 CONTROL_BOUND_KEYS_MAX: Final = 65_536
@@ -103,6 +105,10 @@ REGIONS_MAX: Final = 16_384
 """Regions of one layout."""
 GROUPS_MAX: Final = 64
 """Groups of one layout."""
+RUNS_PER_PAGE_MAX: Final = 1 << 20
+"""Runs that the cells of one page may be cut into."""
+RUNS_PER_REQUEST_MAX: Final = 1 << 26
+"""Runs of one chunk; more must be sent in smaller chunks."""
 WORKERS_PER_AGENT_MAX: Final = 256
 """Workers attached to one agent."""
 RANKS_PER_INSTANCE_MAX: Final = 4_096

@@ -1,1 +1,46 @@
-""""""
+"""Layouts as byte maps, and the one planner between any two of them.
+
+Pure: numpy and the native core only; no sockets, no torch, no clock. Both sides of a transfer
+compute the same from the same two layouts.
+"""
+
+from __future__ import annotations
+
+from pdxfer.layout.builders import head_major, mla, page_major, token_major, unified_entries
+from pdxfer.layout.combining import combine
+from pdxfer.layout.compatibility import Side, check_pair
+from pdxfer.layout.groups import Group
+from pdxfer.layout.kv_layout import KVLayout
+from pdxfer.layout.ownership import Owned, OwnedCells, cover
+from pdxfer.layout.pages import Pages, as_group_pages, check_page_ids
+from pdxfer.layout.planes import Plane, RegionSpec
+from pdxfer.layout.planner import Batches, Plan, plan
+from pdxfer.layout.rank import Rank
+from pdxfer.layout.summary import GroupSummary, PlanSummary
+
+__all__ = [
+    "Batches",
+    "Group",
+    "GroupSummary",
+    "KVLayout",
+    "Owned",
+    "OwnedCells",
+    "Pages",
+    "Plan",
+    "PlanSummary",
+    "Plane",
+    "Rank",
+    "RegionSpec",
+    "Side",
+    "as_group_pages",
+    "check_page_ids",
+    "check_pair",
+    "combine",
+    "cover",
+    "head_major",
+    "mla",
+    "page_major",
+    "plan",
+    "token_major",
+    "unified_entries",
+]

@@ -1,0 +1,180 @@
+"""Whether the bytes of two sides mean the same, and what to say where they do not.
+
+Compared is what cells mean: model, dtype, parts, layers, heads, head dims, tiles. Where they lie
+matters only to a strict pair (`relayout="never"` on either side), whose envelopes move unread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pdxfer.errors import ConfigError, LayoutMismatchError
+from pdxfer.layout.differences import Difference, differences_of, parts_of, shared_keys
+from pdxfer.layout.validation import RELAYOUT
+
+if TYPE_CHECKING:
+    from pdxfer.layout.kv_layout import KVLayout
+    from pdxfer.layout.planes import Plane
+
+_ALLOW: Final = 'Set relayout="allow" on both sides, or run the same layout on both.'
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a pair, as it is compared."""
+
+    layout: KVLayout
+    attention_tp: int
+    relayout: str
+    """`allow` or `never`."""
+    ignore_parts: tuple[str, ...] = ()
+    all_layers: bool = True
+    """False for a pipeline stage: it may lack layers and parts that other stages have."""
+
+
+def check_pair(source: Side, destination: Side) -> None:
+    """Refuses a pair of workers whose bytes cannot be transferred.
+
+    Args:    source: the prefill side. destination: the decode side.
+    Raises:  LayoutMismatchError: `fields` maps each differing field to `prefill=..., decode=...`;
+             the text names field, both values and the remedy. No byte has moved.
+    Threads: any. Pure: both sides come to the same text.
+    """
+    for side in (source, destination):
+        if side.relayout not in RELAYOUT:
+            raise ConfigError(f"relayout is {side.relayout!r}; it must be one of {RELAYOUT}")
+    ignored = frozenset(source.ignore_parts) | frozenset(destination.ignore_parts)
+    found = differences_of(
+        source.layout,
+        destination.layout,
+        ignored,
+        source_all_layers=source.all_layers,
+        destination_all_layers=destination.all_layers,
+    )
+    strict = "never" in (source.relayout, destination.relayout)
+    if strict and (source.layout.unified_memory or destination.layout.unified_memory):
+        _check_envelopes(source, destination, found)
+    if strict:
+        found = found + _strict_differences(source, destination)
+    if found:
+        raise _refusal(" ".join(difference.text for difference in found), found)
+    if strict:
+        _check_same_order(source.layout, destination.layout, ignored)
+
+
+def _refusal(text: str, found: tuple[Difference, ...]) -> LayoutMismatchError:
+    return LayoutMismatchError(text, fields={d.field: d.values for d in found})
+
+
+def _check_envelopes(source: Side, destination: Side, found: tuple[Difference, ...]) -> None:
+    """The documented refusals of whole envelopes, to the letter."""
+    prefill, decode = source.layout, destination.layout
+    if source.attention_tp != destination.attention_tp:
+        tp = _difference("attention_tp", source.attention_tp, destination.attention_tp)
+        raise _refusal(
+            "--enable-unified-memory does not support different prefill / decode attention TP "
+            f"sizes (prefill={source.attention_tp}, decode={destination.attention_tp}): the "
+            "whole-envelope state cannot be TP-resliced.",
+            (tp, *found),
+        )
+    if not (source.all_layers and destination.all_layers) and not shared_keys(prefill, decode):
+        # Pipeline stages that owe each other nothing: no envelope moves between them.
+        return
+    theirs = decode.item_lens[0]
+    if len(prefill.regions) == 1 == len(decode.regions) and prefill.item_lens[0] == theirs:
+        return
+    differing = (
+        _difference("regions", len(prefill.regions), len(decode.regions)),
+        _difference("item_lens", list(prefill.item_lens), list(decode.item_lens)),
+        _difference("unified_memory", prefill.unified_memory, decode.unified_memory),
+        *_page_sizes(prefill, decode),
+        *found,
+    )
+    differing = tuple(d for d in differing if d.prefill != d.decode)
+    text = (
+        f"PD KV layout mismatch on the whole-envelope path: prefill has {len(prefill.regions)} KV "
+        f"region(s) with item_lens={list(prefill.item_lens)}, decode has {len(decode.regions)} "
+        f"with item_len={theirs}. With --enable-unified-memory both sides must enable it and use "
+        "the same page size and model spec."
+    )
+    if found:
+        text += " " + " ".join(difference.text for difference in found)
+    raise _refusal(text, differing)
+
+
+def _strict_differences(source: Side, destination: Side) -> tuple[Difference, ...]:
+    """What a strict pair needs equal besides the meaning."""
+    prefill, decode = source.layout, destination.layout
+    flag = _difference("unified_memory", prefill.unified_memory, decode.unified_memory)
+    tp = _difference("attention_tp", source.attention_tp, destination.attention_tp)
+    found = (flag, tp, *_page_sizes(prefill, decode))
+    return tuple(difference for difference in found if difference.prefill != difference.decode)
+
+
+def _page_sizes(prefill: KVLayout, decode: KVLayout) -> tuple[Difference, ...]:
+    found = []
+    for name, group in prefill.group_by_name.items():
+        other = decode.group_by_name.get(name)
+        if other is not None and other.page_size != group.page_size:
+            found.append(
+                Difference(
+                    field="page_size" if len(prefill.groups) == 1 else f"page_size of {name}",
+                    prefill=str(group.page_size),
+                    decode=str(other.page_size),
+                    documented="Page size mismatch: prefill server has page_size={}, but decode "
+                    "server has page_size={}. Both servers must use the same --page-size value.",
+                )
+            )
+    return tuple(found)
+
+
+def _difference(field: str, prefill: object, decode: object) -> Difference:
+    return Difference(field=field, prefill=str(prefill), decode=str(decode), remedy=_ALLOW)
+
+
+def _check_same_order(prefill: KVLayout, decode: KVLayout, ignored: frozenset[str]) -> None:
+    """Envelopes of equal size may still hold their cells in another order."""
+    if not shared_keys(prefill, decode):
+        return
+    if prefill.fingerprint_without(ignored) == decode.fingerprint_without(ignored):
+        return
+    for key, planes in prefill.planes_by_key.items():
+        others = decode.planes_by_key.get(key, ())
+        if key[1] in ignored or not _share_heads(planes, others):
+            continue
+        mine, theirs = _places(planes), _places(others)
+        if mine != theirs:
+            group, part, layer = key
+            field = f"inner order at group {group}, part {part}, layer {layer}"
+            raise _refusal(
+                f"KV layout mismatch: {field}: prefill has {mine}, decode has {theirs}. {_ALLOW}",
+                (_difference(field, mine, theirs),),
+            )
+    if any(
+        _share_heads(p, decode.planes_by_key.get(k, ())) for k, p in prefill.planes_by_key.items()
+    ):
+        names = (prefill.fingerprint.hex()[:16], decode.fingerprint.hex()[:16])
+        raise _refusal(
+            f"KV layout mismatch: fingerprint: prefill has {names[0]} with parts "
+            f"{parts_of(prefill)}, decode has {names[1]} with parts {parts_of(decode)}. {_ALLOW}",
+            (_difference("fingerprint", *names),),
+        )
+
+
+def _share_heads(planes: tuple[Plane, ...], others: tuple[Plane, ...]) -> bool:
+    return any(
+        max(a.head_first, b.head_first) < min(a.head_end, b.head_end)
+        for a in planes
+        for b in others
+    )
+
+
+def _places(planes: tuple[Plane, ...]) -> str:
+    """Where the cells of a page are, as words. A base behind other tensors is left out."""
+    return "; ".join(
+        f"heads {p.head_first}-{p.head_end - 1}"
+        + (f" from byte {p.base}" if p.base < p.page_stride else "")
+        + f", strides page {p.page_stride} row {p.row_stride} head {p.head_stride}"
+        for p in planes
+    )

@@ -1,0 +1,247 @@
+"""What two layouts mean differently, field by field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pdxfer.layout.dtypes import item_bytes
+from pdxfer.layout.planes import TILE, WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from pdxfer.layout.kv_layout import KVLayout
+    from pdxfer.layout.planes import Plane
+
+_SAME_MODEL: Final = "Both sides must serve the same model with the same cache settings."
+_DIM_NAMES: Final = {
+    "k": "head_dim",
+    "v": "v_head_dim",
+    "latent": "kv_lora_rank",
+    "rope": "qk_rope_head_dim",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field that differs, both values, and what to do."""
+
+    field: str
+    prefill: str
+    decode: str
+    remedy: str = _SAME_MODEL
+    documented: str = ""
+    """The documented text, with a place for each value; empty: the plain one."""
+
+    @property
+    def values(self) -> str:
+        """Both values, as an error's field shows them."""
+        return f"prefill={self.prefill}, decode={self.decode}"
+
+    @property
+    def text(self) -> str:
+        """The sentence that names field, both values and remedy."""
+        if self.documented:
+            return self.documented.format(self.prefill, self.decode)
+        return (
+            f"KV layout mismatch: {self.field}: prefill has {self.prefill}, decode has "
+            f"{self.decode}. {self.remedy}"
+        )
+
+
+def differences_of(
+    prefill: KVLayout,
+    decode: KVLayout,
+    ignored: Collection[str],
+    *,
+    source_all_layers: bool,
+    destination_all_layers: bool,
+) -> tuple[Difference, ...]:
+    """Every difference in meaning; empty where any layout may become the other.
+
+    Args:    ignored: parts that are not compared. *_all_layers: false for a pipeline stage, which
+             may lack what other stages of its instance have.
+    """
+    found: list[Difference] = []
+    if prefill.model and decode.model and prefill.model != decode.model:
+        found.append(
+            Difference(
+                "model",
+                prefill.model,
+                decode.model,
+                remedy="Both sides must serve the same model and revision.",
+            )
+        )
+    if prefill.dtype != decode.dtype:
+        found.append(_dtype_difference(prefill.dtype, decode.dtype))
+    mine, theirs = _layers_by_part(prefill, ignored), _layers_by_part(decode, ignored)
+    lacks = _Lacks(source_all_layers, destination_all_layers)
+    found += _part_differences(mine, theirs, lacks)
+    found += _layer_differences(mine, theirs, lacks)
+    found += _cell_differences(prefill, decode, ignored)
+    return tuple(found)
+
+
+def shared_keys(prefill: KVLayout, decode: KVLayout) -> set[tuple[str, str, int]]:
+    """(group, part, layer) that both hold."""
+    return prefill.planes_by_key.keys() & decode.planes_by_key.keys()
+
+
+def parts_of(layout: KVLayout) -> str:
+    """Groups and parts of a layout, for a text."""
+    return _joined({f"{group}/{part}" for group, part, _ in layout.planes_by_key})
+
+
+@dataclass(frozen=True, slots=True)
+class _Lacks:
+    """Which side may not lack what the other has."""
+
+    prefill_whole: bool
+    decode_whole: bool
+
+    def differ(self, prefill: Collection[object], decode: Collection[object]) -> bool:
+        more, less = set(prefill), set(decode)
+        return bool((self.decode_whole and more - less) or (self.prefill_whole and less - more))
+
+
+def _dtype_difference(prefill: str, decode: str) -> Difference:
+    return Difference(
+        "dtype",
+        prefill,
+        decode,
+        documented="KV cache dtype mismatch: prefill server has kv_cache_dtype={}, but decode "
+        "server has kv_cache_dtype={}. Both servers must use the same --kv-cache-dtype value.",
+    )
+
+
+def _layers_by_part(layout: KVLayout, ignored: Collection[str]) -> dict[tuple[str, str], list[int]]:
+    layers: dict[tuple[str, str], list[int]] = {}
+    for group, part, layer in sorted(layout.planes_by_key):
+        if part not in ignored:
+            layers.setdefault((group, part), []).append(layer)
+    return layers
+
+
+def _part_differences(
+    mine: dict[tuple[str, str], list[int]], theirs: dict[tuple[str, str], list[int]], lacks: _Lacks
+) -> list[Difference]:
+    if not lacks.differ(mine.keys(), theirs.keys()):
+        return []
+    return [
+        Difference(
+            "parts",
+            _joined(f"{group}/{part}" for group, part in mine),
+            _joined(f"{group}/{part}" for group, part in theirs),
+            remedy=f"{_SAME_MODEL} A part that only one side has must be named in ignore_parts.",
+        )
+    ]
+
+
+def _layer_differences(
+    mine: dict[tuple[str, str], list[int]], theirs: dict[tuple[str, str], list[int]], lacks: _Lacks
+) -> list[Difference]:
+    differing = [key for key in mine if key in theirs and lacks.differ(mine[key], theirs[key])]
+    if not differing:
+        return []
+    pairs = {(layer_words(mine[key]), layer_words(theirs[key])) for key in differing}
+    if len(pairs) == 1:
+        prefill, decode = pairs.pop()
+        return [Difference("layers", prefill, decode)]
+    return [
+        Difference(
+            f"layers of {group}/{part}",
+            layer_words(mine[group, part]),
+            layer_words(theirs[group, part]),
+        )
+        for group, part in differing
+    ]
+
+
+def layer_words(layers: Iterable[int]) -> str:
+    """Layers as ranges: `0-15, 20 (17 layers)`."""
+    ordered = sorted(layers)
+    words: list[str] = []
+    first = last = ordered[0]
+    for layer in [*ordered[1:], -1]:
+        if layer == last + 1:
+            last = layer
+            continue
+        words.append(str(first) if first == last else f"{first}-{last}")
+        first = last = layer
+    shown = ", ".join(words[:8]) + (", ..." if len(words) > 8 else "")
+    return f"{shown} ({len(ordered)} layers)"
+
+
+def _cell_differences(
+    prefill: KVLayout, decode: KVLayout, ignored: Collection[str]
+) -> list[Difference]:
+    """What cells of the same part and layer mean; each field once, at its first layer."""
+    found: dict[str, Difference] = {}
+    for name in prefill.group_by_name.keys() & decode.group_by_name.keys():
+        one, other = prefill.group_by_name[name].kind, decode.group_by_name[name].kind
+        if one != other:
+            found[name] = Difference(f"kind of group {name}", one, other)
+    for key in sorted(shared_keys(prefill, decode)):
+        if key[1] in ignored:
+            continue
+        pair = (prefill.planes_by_key[key][0], decode.planes_by_key[key][0])
+        for difference in _plane_differences(*pair, prefill, decode):
+            found.setdefault(difference.field, difference)
+    return list(found.values())
+
+
+def _plane_differences(
+    mine: Plane, theirs: Plane, prefill: KVLayout, decode: KVLayout
+) -> list[Difference]:
+    found = []
+    part = f"{mine.group}/{mine.part}"
+    if mine.heads_total != theirs.heads_total:
+        found.append(
+            Difference(f"total_kv_heads of {part}", str(mine.heads_total), str(theirs.heads_total))
+        )
+    if mine.cell_bytes != theirs.cell_bytes:
+        found.append(_width_difference(mine, theirs, part))
+    if mine.dtype != theirs.dtype and prefill.dtype == decode.dtype:
+        found.append(Difference(f"dtype of {part}", mine.dtype, theirs.dtype))
+    if (mine.row_kind, mine.tile) != (theirs.row_kind, theirs.tile):
+        found.append(
+            Difference(
+                f"tile of {part}",
+                _row_words(mine),
+                _row_words(theirs),
+                remedy="Tiles move whole: both sides must use the same one.",
+            )
+        )
+    elif mine.row_kind == WHOLE and mine.rows != theirs.rows:
+        found.append(Difference(f"rows of {part}", str(mine.rows), str(theirs.rows)))
+    sizes = [x.group_by_name[mine.group].page_size for x in (prefill, decode)]
+    if TILE in (mine.row_kind, theirs.row_kind) and sizes[0] != sizes[1]:
+        found.append(
+            Difference(
+                f"page_size of {part}",
+                str(sizes[0]),
+                str(sizes[1]),
+                remedy="Tiles move whole: both sides must use the same page size.",
+            )
+        )
+    return found
+
+
+def _width_difference(mine: Plane, theirs: Plane, part: str) -> Difference:
+    name = _DIM_NAMES.get(mine.part)
+    if name is None or mine.dtype != theirs.dtype:
+        return Difference(f"cell_bytes of {part}", str(mine.cell_bytes), str(theirs.cell_bytes))
+    size = item_bytes(mine.dtype)
+    return Difference(
+        f"{name} of {part}", str(mine.cell_bytes // size), str(theirs.cell_bytes // size)
+    )
+
+
+def _row_words(plane: Plane) -> str:
+    return plane.tile if plane.row_kind == TILE else f"{plane.row_kind} rows"
+
+
+def _joined(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:16]) + (", ..." if len(ordered) > 16 else "")

@@ -1,0 +1,74 @@
+"""Planes and regions: where every cell of a pool is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+TOKEN: Final = "token"
+WHOLE: Final = "whole"
+TILE: Final = "tile"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSpec:
+    """A contiguous range of memory that a layout needs."""
+
+    length_bytes: int
+    item_len: int
+    """Bytes of one page of the region's (first) group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """One tensor of the cache, as an address formula.
+
+    The cell at (page, row, head) is `cell_bytes` contiguous bytes at
+
+        base + page * page_stride + row * row_stride + (head - head_first) * head_stride
+
+    in region `region`. Offsets and strides are in bytes and not negative.
+    """
+
+    group: str
+    part: str
+    """`k`, `v`, `latent`, `rope`, `k_scale`, `conv.0`, `temporal`, `draft.k`, ..."""
+    layer: int
+    """Global layer of the model."""
+    region: int
+    base: int
+    page_stride: int
+    row_stride: int
+    head_stride: int
+    head_first: int
+    """Global number of the first head that is here."""
+    heads: int
+    heads_total: int
+    """Heads of this part and layer in the whole model; 1 where it is replicated."""
+    cell_bytes: int
+    rows: int
+    """Of one page: the group's page size (`token`), the outer count (`whole`), 1 (`tile`)."""
+    dtype: str
+    row_kind: str = TOKEN
+    """`token`, `whole` (recurrent state) or `tile` (an opaque cell, moved whole)."""
+    tile: str = ""
+    """Name of the order inside a tile; both sides must have the same."""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What is matched between two layouts: (group, part, layer)."""
+        return (self.group, self.part, self.layer)
+
+    @property
+    def head_end(self) -> int:
+        """One past the last global head that is here."""
+        return self.head_first + self.heads
+
+    def offset(self, page: int, row: int, head: int) -> int:
+        """Offset in bytes of the cell of a global head, from the start of the region."""
+        return (
+            self.base
+            + page * self.page_stride
+            + row * self.row_stride
+            + (head - self.head_first) * self.head_stride
+        )

@@ -1,0 +1,128 @@
+"""What a plan costs, in figures that a person can act on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pdxfer.errors import RemoteProtocolError
+
+LONG_RUN_BYTES: Final = 16 << 10
+"""Runs of this size keep a lane near its limit."""
+SHORT_RUN_BYTES: Final = 2 << 10
+"""Below it the cost of a write is the count of runs, not their bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """One group, for pages that do not lie next to each other; figures are per destination page."""
+
+    group: str
+    source_page_size: int
+    destination_page_size: int
+    runs_per_page: float
+    """Not whole where one run serves several destination pages or a page only now and then."""
+    bytes_per_page: int
+    longest_run_bytes: int
+    shortest_run_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """A plan in figures; groups that this pair owes nothing of are left out."""
+
+    groups: tuple[GroupSummary, ...]
+    lane_hint: str
+    """Which kind of lane suits these runs, and why."""
+
+    @property
+    def runs_per_page(self) -> float:
+        """Runs of one destination page of every group."""
+        return sum(group.runs_per_page for group in self.groups)
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes of one destination page of every group."""
+        return sum(group.bytes_per_page for group in self.groups)
+
+    @property
+    def longest_run_bytes(self) -> int:
+        """0 where nothing is owed."""
+        return max((group.longest_run_bytes for group in self.groups), default=0)
+
+    @property
+    def shortest_run_bytes(self) -> int:
+        """0 where nothing is owed."""
+        return min((group.shortest_run_bytes for group in self.groups), default=0)
+
+    def to_wire(self) -> dict[str, object]:
+        """This summary as plain values; `from_wire` is the inverse."""
+        return {
+            "groups": [
+                [
+                    group.group,
+                    group.source_page_size,
+                    group.destination_page_size,
+                    group.runs_per_page,
+                    group.bytes_per_page,
+                    group.longest_run_bytes,
+                    group.shortest_run_bytes,
+                ]
+                for group in self.groups
+            ],
+            "lane_hint": self.lane_hint,
+        }
+
+    @staticmethod
+    def from_wire(obj: object) -> PlanSummary:
+        """A summary that an agent sent.
+
+        Raises:  RemoteProtocolError: a field is missing or of another type.
+        """
+        if not isinstance(obj, dict) or not isinstance(obj.get("groups"), list | tuple):
+            raise RemoteProtocolError("summary.groups is missing or no list")
+        hint = obj.get("lane_hint")
+        if not isinstance(hint, str):
+            raise RemoteProtocolError("summary.lane_hint is missing or no string")
+        return PlanSummary(tuple(_group_from_wire(item) for item in obj["groups"]), hint)
+
+
+def _group_from_wire(item: object) -> GroupSummary:
+    if not isinstance(item, list | tuple) or len(item) != 7:
+        raise RemoteProtocolError("summary.groups has an entry that is no list of 7 values")
+    name, *numbers = item
+    runs = numbers.pop(2)
+    if (
+        not isinstance(name, str)
+        or not isinstance(runs, int | float)
+        or any(isinstance(number, bool) or not isinstance(number, int) for number in numbers)
+    ):
+        raise RemoteProtocolError("summary.groups has an entry with a value of another type")
+    source_page, destination_page, length, longest, shortest = numbers
+    return GroupSummary(
+        group=name,
+        source_page_size=source_page,
+        destination_page_size=destination_page,
+        runs_per_page=float(runs),
+        bytes_per_page=length,
+        longest_run_bytes=longest,
+        shortest_run_bytes=shortest,
+    )
+
+
+def lane_hint(runs: float, length_bytes: int) -> str:
+    """Which lane suits runs of this average length."""
+    if runs == 0:
+        return "nothing to move"
+    average = int(length_bytes / runs)
+    if average >= LONG_RUN_BYTES:
+        return f"runs of {average} B on average: every lane writes near its limit (rdma, cma, tcp)"
+    if average >= SHORT_RUN_BYTES:
+        return (
+            f"runs of {average} B on average: rdma and mapped near their limit, "
+            "cma and tcp pay per write"
+        )
+    return (
+        f"runs of {average} B on average: writes are bound by their count; prefer stream or "
+        "mapped, or the same layout, page size and TP on both sides"
+    )
