@@ -71,10 +71,16 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class PathClosed:
-    """A sending path to `peer` is closed: no write on it is or will be in flight."""
+    """A sending path to `peer` is closed; the last event of every path, also of one that never opened.
+
+    This side writes nothing more on it and its source memory is free.
+    """
 
     peer: bytes
     error: str
+    drained: bool = True
+    """False: writes were in flight when it ended, and bytes that the network had taken by then may
+    still land at the peer. Then only the peer's own fence proves silence, not this event."""
 
 
 @dataclass(frozen=True, slots=True)

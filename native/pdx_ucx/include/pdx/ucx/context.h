@@ -1,0 +1,45 @@
+// One UCX context: the settings of one lane, and what every worker and region belongs to.
+#pragma once
+#include <ucp/api/ucp.h>
+
+#include <string>
+
+#include "pdx/ucx/settings.h"
+
+namespace pdx::ucx {
+
+// The UCX that is really loaded, not the one whose headers were used.
+struct Runtime {
+  unsigned major;
+  unsigned minor;
+  unsigned release;
+  // File that ucp_get_version came from.
+  std::string path;
+
+  std::string version() const;
+  bool at_least(unsigned want_major, unsigned want_minor) const;
+};
+
+// Cost: one dladdr. Threads: any.
+Runtime runtime();
+
+// Threads: the progress thread only. Regions and workers must be gone before it is destroyed.
+class Context {
+ public:
+  // Raises: SettingError when a setting is not accepted; ResourceError when UCX does not start.
+  explicit Context(const LaneSettings& lane);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  ucp_context_h handle() const { return handle_; }
+  const std::string& lane() const { return lane_; }
+  const Runtime& runtime() const { return runtime_; }
+
+ private:
+  std::string lane_;
+  Runtime runtime_;
+  ucp_context_h handle_ = nullptr;
+};
+
+}  // namespace pdx::ucx

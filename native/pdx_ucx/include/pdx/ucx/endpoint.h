@@ -1,0 +1,145 @@
+// A path: one endpoint of the send worker to one receiver, with its window and its transfers.
+#pragma once
+#include <ucp/api/ucp.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "pdx/ucx/completion_list.h"
+#include "pdx/ucx/generation.h"
+#include "pdx/ucx/lane_address.h"
+#include "pdx/ucx/region.h"
+
+namespace pdx::ucx {
+
+class CommandQueue;
+class Context;
+class Worker;
+
+// How much of an endpoint is in flight at once. More is posted while `bytes` are not reached; small
+// puts go on until `descriptors_min`, as long as four times `bytes` are not reached either.
+struct Window {
+  std::uint64_t bytes = std::uint64_t{16} << 20;
+  std::uint64_t descriptors_min = 256;
+};
+
+// Active message of a commit.
+inline constexpr unsigned kCommitMessage = 1;
+
+// Opening > Open > Closing > Gone. Reports PathOpened once, one Posted per batch, one CommitSent
+// per commit, and PathClosed once at its end, also when it never opened.
+//
+// Threads: the progress thread only. UCX callbacks run inside `Worker::progress` and never close or
+// free anything; `housekeep` does.
+class SendEndpoint {
+ public:
+  struct Parts {
+    const Context& context;
+    Worker& worker;
+    CommandQueue& commands;
+    CompletionList& completions;
+    const Window& window;
+    const std::string& probe_bytes;
+  };
+
+  SendEndpoint(std::uint64_t id, const Parts& parts);
+  // Only when gone, or when its worker is about to be destroyed and nothing is in flight.
+  ~SendEndpoint() = default;
+  SendEndpoint(const SendEndpoint&) = delete;
+  SendEndpoint& operator=(const SendEndpoint&) = delete;
+
+  void open(const LaneAddress& address, std::uint64_t deadline_ns);
+  void post(std::uint64_t generation, std::vector<std::unique_ptr<Batch>> batches);
+  void commit(std::uint64_t generation, std::unique_ptr<Commit> commit);
+  // deadline_ns 0: none.
+  void cancel(std::uint64_t generation, std::uint64_t deadline_ns);
+  // Forces the path closed. `reason` ends what is outstanding.
+  void close(const std::string& reason);
+  // Drops what is not posted; what is in flight goes on.
+  void drop_all(const std::string& reason);
+  // Posts some of the next transfer's runs; false when there was nothing to do or no room.
+  bool pump();
+  // Acts on errors and deadlines, closes, frees. `turn` counts turns of the loop.
+  void housekeep(std::uint64_t now_ns, std::uint64_t turn);
+
+  bool gone() const { return state_ == State::Gone; }
+  bool busy() const;
+  bool closing() const { return state_ == State::Closing; }
+  std::uint64_t id() const { return id_; }
+
+ private:
+  enum class State { Opening, Open, Closing, Gone };
+
+  static void on_put(void* request, ucs_status_t status, void* piece);
+  static void on_flush(void* request, ucs_status_t status, void* batch);
+  static void on_commit(void* request, ucs_status_t status, void* commit);
+  static void on_open(void* request, ucs_status_t status, void* endpoint);
+  static void on_error(void* endpoint, ucp_ep_h handle, ucs_status_t status);
+
+  void create_handle(const LaneAddress& address);
+  void write_probe(const LaneAddress& address);
+  void open_step(ucs_status_ptr_t request);
+  void opened();
+  std::string transports() const;
+
+  Generation& generation(std::uint64_t id);
+  bool window_open() const;
+  void post_quantum(Generation& generation);
+  void put(Piece& piece);
+  RemoteKey* key_for(Batch& batch, std::uint32_t region);
+  void put_done(Piece& piece, ucs_status_t status);
+  void start_flush(Batch& batch);
+  void flush_done(Batch& batch, ucs_status_t status);
+  void fail(Batch& batch, const std::string& text);
+  void drop_unposted(Generation& generation, const std::string& reason);
+  void settle(Batch& batch);
+  void settle(Generation& generation);
+  void send_commit(Commit& commit);
+  void commit_done(Commit& commit, const std::string& error);
+  void report(const Batch& batch);
+
+  void begin_close();
+  void check_deadlines(std::uint64_t now_ns);
+  void finish_close(std::uint64_t turn);
+  void sweep();
+
+  const std::uint64_t id_;
+  const Context& context_;
+  Worker& worker_;
+  CommandQueue& commands_;
+  CompletionList& completions_;
+  const Window& window_;
+  const std::string& probe_bytes_;
+
+  State state_ = State::Opening;
+  ucp_ep_h handle_ = nullptr;
+  ucs_status_ptr_t close_request_ = nullptr;
+  std::uint64_t close_turn_ = 0;
+  std::uint64_t open_deadline_ns_ = 0;
+  // First reason why this path ends; empty while it does not.
+  std::string end_reason_;
+  std::string open_error_;
+  bool open_reported_ = false;
+  // Writes that ended without proof that their bytes are at rest at the peer.
+  bool undrained_ = false;
+  bool dirty_ = false;
+
+  std::uint64_t bytes_in_flight_ = 0;
+  std::uint64_t puts_in_flight_ = 0;
+  std::uint64_t flushes_in_flight_ = 0;
+  std::uint64_t commits_in_flight_ = 0;
+  unsigned opening_in_flight_ = 0;
+  std::size_t cancelling_ = 0;
+
+  std::unordered_map<std::uint64_t, std::unique_ptr<Generation>> generations_;
+  // Those with something to post, next one first.
+  std::deque<Generation*> ready_;
+  Tombstones dead_;
+  std::unordered_map<std::string, std::shared_ptr<RemoteKey>> keys_;
+};
+
+}  // namespace pdx::ucx

@@ -1,0 +1,58 @@
+// What one sender incarnation may reach: a worker of its own, so that destroying it cuts off that
+// sender and no other.
+#pragma once
+#include <ucp/api/ucp.h>
+
+#include <cstdint>
+#include <string>
+
+#include "pdx/ucx/completion_list.h"
+#include "pdx/ucx/lane_address.h"
+#include "pdx/ucx/worker.h"
+
+namespace pdx::ucx {
+
+// Threads: the progress thread only. The owner destroys it once `lost` is not empty and reports
+// SenderLost after that: on tcp, destruction is the proof that nothing more lands.
+class ReceiveWorker {
+ public:
+  struct Limits {
+    std::uint64_t commit_bytes_max;
+  };
+
+  ReceiveWorker(std::uint64_t id, const Context& context, CompletionList& completions,
+                Limits limits);
+  // Force closes the own endpoint, then destroys the worker.
+  ~ReceiveWorker();
+  ReceiveWorker(const ReceiveWorker&) = delete;
+  ReceiveWorker& operator=(const ReceiveWorker&) = delete;
+
+  Worker& worker() { return worker_; }
+  std::uint64_t id() const { return id_; }
+  // Opens our own endpoint to the sender. Failing makes the sender lost.
+  void watch(const LaneAddress& sender, std::uint64_t deadline_ns);
+  void housekeep(std::uint64_t now_ns);
+  // Why the sender is lost; empty while it is not.
+  const std::string& lost() const { return lost_; }
+
+ private:
+  static ucs_status_t on_commit(void* receiver, const void* header, std::size_t header_length,
+                                void* data, std::size_t length, const ucp_am_recv_param_t* param);
+  static void on_watch(void* request, ucs_status_t status, void* receiver);
+  static void on_error(void* receiver, ucp_ep_h handle, ucs_status_t status);
+
+  void lose(const std::string& reason);
+  void close_watch();
+
+  const std::uint64_t id_;
+  const Context& context_;
+  CompletionList& completions_;
+  const Limits limits_;
+  Worker worker_;
+  ucp_ep_h watch_ = nullptr;
+  bool watch_pending_ = false;
+  std::uint64_t watch_deadline_ns_ = 0;
+  std::string lost_;
+};
+
+}  // namespace pdx::ucx

@@ -1,0 +1,400 @@
+#include "pdx/ucx/endpoint.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "pdx/ucx/command_queue.h"
+#include "pdx/ucx/context.h"
+#include "pdx/ucx/status.h"
+#include "pdx/ucx/worker.h"
+
+namespace pdx::ucx {
+namespace {
+
+// What one turn posts for one transfer before the next one has its turn.
+constexpr std::uint64_t kQuantumBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kQuantumDescriptors = 64;
+// Above the byte window small puts go on up to the descriptor floor, but never further than this.
+constexpr std::uint64_t kFloorWindows = 4;
+constexpr std::size_t kTombstonesMax = 65'536;
+constexpr std::size_t kRemoteKeysMax = 16'384;
+
+}  // namespace
+
+SendEndpoint::SendEndpoint(std::uint64_t id, const Parts& parts)
+    : id_(id),
+      context_(parts.context),
+      worker_(parts.worker),
+      commands_(parts.commands),
+      completions_(parts.completions),
+      window_(parts.window),
+      probe_bytes_(parts.probe_bytes),
+      dead_(kTombstonesMax) {}
+
+void SendEndpoint::post(std::uint64_t number, std::vector<std::unique_ptr<Batch>> batches) {
+  Generation& transfer = generation(number);
+  if (const std::string* error = dead_.find(number); error != nullptr && transfer.error.empty()) {
+    transfer.error = *error;
+  }
+  for (auto& batch : batches) {
+    batch->generation = &transfer;
+    ++transfer.outstanding;
+    transfer.batches.push_back(std::move(batch));
+  }
+  if (!end_reason_.empty()) {
+    drop_unposted(transfer, end_reason_);
+  } else if (!transfer.error.empty()) {
+    drop_unposted(transfer, transfer.error);
+  }
+  for (const auto& batch : transfer.batches) {
+    if (batch->pieces.empty() && !transfer.error.empty()) {
+      batch->fail(transfer.error);
+    }
+    settle(*batch);
+  }
+  if (transfer.next_unposted() != nullptr && !transfer.ready) {
+    transfer.ready = true;
+    ready_.push_back(&transfer);
+  }
+  dirty_ = true;
+}
+
+void SendEndpoint::commit(std::uint64_t number, std::unique_ptr<Commit> commit) {
+  Generation& transfer = generation(number);
+  if (const std::string* error = dead_.find(number); error != nullptr && transfer.error.empty()) {
+    transfer.error = *error;
+  }
+  commit->generation = &transfer;
+  transfer.commits.push_back(std::move(commit));
+  settle(transfer);
+  dirty_ = true;
+}
+
+void SendEndpoint::cancel(std::uint64_t number, std::uint64_t deadline_ns) {
+  if (!end_reason_.empty()) {
+    return;  // PathClosed will answer
+  }
+  Generation& transfer = generation(number);
+  if (transfer.error.empty()) {
+    transfer.error = "cancelled by the sender";
+  }
+  if (!transfer.cancelling) {
+    transfer.cancelling = true;
+    ++cancelling_;
+  }
+  transfer.cancel_deadline_ns = deadline_ns;
+  drop_unposted(transfer, transfer.error);
+  settle(transfer);
+  dirty_ = true;
+}
+
+void SendEndpoint::close(const std::string& reason) {
+  if (end_reason_.empty()) {
+    end_reason_ = reason;
+  }
+}
+
+void SendEndpoint::drop_all(const std::string& reason) {
+  for (const auto& [number, transfer] : generations_) {
+    if (transfer->next_unposted() != nullptr) {
+      transfer->error = transfer->error.empty() ? reason : transfer->error;
+      drop_unposted(*transfer, reason);
+    }
+  }
+}
+
+bool SendEndpoint::busy() const {
+  return std::any_of(generations_.begin(), generations_.end(),
+                     [](const auto& entry) { return !entry.second->idle(); });
+}
+
+Generation& SendEndpoint::generation(std::uint64_t id) {
+  auto& slot = generations_[id];
+  if (slot == nullptr) {
+    slot = std::make_unique<Generation>(id, *this);
+  }
+  return *slot;
+}
+
+bool SendEndpoint::window_open() const {
+  return bytes_in_flight_ < window_.bytes || (puts_in_flight_ < window_.descriptors_min &&
+                                              bytes_in_flight_ < kFloorWindows * window_.bytes);
+}
+
+bool SendEndpoint::pump() {
+  if (state_ != State::Open || !end_reason_.empty() || ready_.empty() || !window_open()) {
+    return false;
+  }
+  Generation& transfer = *ready_.front();
+  ready_.pop_front();
+  post_quantum(transfer);
+  if (transfer.next_unposted() != nullptr) {
+    ready_.push_back(&transfer);
+  } else {
+    transfer.ready = false;
+  }
+  dirty_ = true;
+  return true;
+}
+
+void SendEndpoint::post_quantum(Generation& transfer) {
+  std::uint64_t bytes = 0;
+  std::uint64_t count = 0;
+  while (Batch* batch = transfer.next_unposted()) {
+    if (bytes >= kQuantumBytes || count >= kQuantumDescriptors || !window_open()) {
+      return;
+    }
+    Piece& piece = batch->pieces[batch->cursor];
+    bytes += piece.length_bytes;
+    ++count;
+    put(piece);
+  }
+}
+
+void SendEndpoint::put(Piece& piece) {
+  Batch& batch = *piece.batch;
+  RemoteKey* key = key_for(batch, piece.destination_region);
+  if (key == nullptr) {
+    return;  // the batch has failed
+  }
+  ++batch.cursor;
+  ++batch.in_flight;
+  batch.posted_any = true;
+  ++puts_in_flight_;
+  bytes_in_flight_ += piece.length_bytes;
+  ucp_request_param_t param{};
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.cb.send = &SendEndpoint::on_put;
+  param.user_data = &piece;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  if (context_.runtime().at_least(1, 15)) {
+    param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+    param.memh = batch.regions->source[piece.source_region]->handle();
+  }
+  const ucs_status_ptr_t request =
+      ucp_put_nbx(handle_, reinterpret_cast<const void*>(piece.source), piece.length_bytes,
+                  piece.destination, key->handle(), &param);
+  if (!UCS_PTR_IS_PTR(request)) {
+    put_done(piece, UCS_PTR_STATUS(request));
+  } else if (!batch.unposted()) {
+    settle(batch);
+  }
+}
+
+RemoteKey* SendEndpoint::key_for(Batch& batch, std::uint32_t region) {
+  auto& keys = batch.regions->keys;
+  keys.resize(batch.regions->destination.size());
+  if (keys[region] != nullptr) {
+    return keys[region].get();
+  }
+  const std::string& packed = batch.regions->destination[region].rkey;
+  auto& cached = keys_[packed];
+  if (cached == nullptr) {
+    try {
+      cached = std::make_shared<RemoteKey>(handle_, packed);
+    } catch (const ResourceError& error) {
+      keys_.erase(packed);
+      fail(batch, error.what());
+      return nullptr;
+    }
+  }
+  keys[region] = cached;
+  return keys[region].get();
+}
+
+void SendEndpoint::put_done(Piece& piece, ucs_status_t status) {
+  Batch& batch = *piece.batch;
+  --batch.in_flight;
+  --puts_in_flight_;
+  bytes_in_flight_ -= piece.length_bytes;
+  dirty_ = true;
+  if (status == UCS_OK) {
+    batch.bytes_done += piece.length_bytes;
+    batch.runs_done += piece.ends_run;
+  } else {
+    undrained_ = true;
+    fail(batch, "put: " + status_text(status));
+  }
+  settle(batch);
+}
+
+void SendEndpoint::on_put(void* request, ucs_status_t status, void* piece) {
+  ucp_request_free(request);
+  auto& done = *static_cast<Piece*>(piece);
+  done.batch->generation->endpoint.put_done(done, status);
+}
+
+void SendEndpoint::start_flush(Batch& batch) {
+  batch.flush_started = true;
+  batch.flush_pending = true;
+  ++flushes_in_flight_;
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.send = &SendEndpoint::on_flush;
+  param.user_data = &batch;
+  const ucs_status_ptr_t request = ucp_ep_flush_nbx(handle_, &param);
+  if (!UCS_PTR_IS_PTR(request)) {
+    flush_done(batch, UCS_PTR_STATUS(request));
+  }
+}
+
+void SendEndpoint::flush_done(Batch& batch, ucs_status_t status) {
+  batch.flush_pending = false;
+  --flushes_in_flight_;
+  dirty_ = true;
+  if (status != UCS_OK) {
+    // Without a flush nobody can say when the peer's memory is at rest: the path ends.
+    undrained_ = true;
+    const std::string text = "flush: " + status_text(status);
+    end_reason_ = end_reason_.empty() ? text : end_reason_;
+    fail(batch, text);
+  }
+  settle(batch);
+}
+
+void SendEndpoint::on_flush(void* request, ucs_status_t status, void* batch) {
+  ucp_request_free(request);
+  auto& done = *static_cast<Batch*>(batch);
+  done.generation->endpoint.flush_done(done, status);
+}
+
+void SendEndpoint::fail(Batch& batch, const std::string& text) {
+  batch.fail(text);
+  Generation& transfer = *batch.generation;
+  if (transfer.error.empty()) {
+    transfer.error = text;
+  }
+  drop_unposted(transfer, transfer.error);
+}
+
+void SendEndpoint::drop_unposted(Generation& transfer, const std::string& reason) {
+  for (const auto& batch : transfer.batches) {
+    if (batch->unposted()) {
+      batch->fail(reason);
+      batch->cursor = batch->pieces.size();
+      settle(*batch);
+    }
+  }
+}
+
+void SendEndpoint::settle(Batch& batch) {
+  if (batch.finished || batch.unposted()) {
+    return;
+  }
+  const bool usable = state_ == State::Open && end_reason_.empty();
+  if (batch.posted_any && !batch.flush_started && usable) {
+    start_flush(batch);
+    return;  // flush_done settles again
+  }
+  if (batch.in_flight > 0 || batch.flush_pending) {
+    return;
+  }
+  if (batch.posted_any && !batch.flush_started) {
+    batch.fail(end_reason_);
+  }
+  batch.finished = true;
+  Generation& transfer = *batch.generation;
+  if (!batch.error.empty() && transfer.error.empty()) {
+    transfer.error = batch.error;
+  }
+  report(batch);
+  --transfer.outstanding;
+  settle(transfer);
+}
+
+void SendEndpoint::report(const Batch& batch) {
+  completions_.push({.event = Event::Posted,
+                     .id = id_,
+                     .generation = batch.generation->id,
+                     .ticket = batch.ticket,
+                     .length_bytes = batch.bytes_done,
+                     .runs = batch.runs_done,
+                     .data = {},
+                     .error = batch.error});
+}
+
+void SendEndpoint::settle(Generation& transfer) {
+  if (transfer.outstanding > 0) {
+    return;
+  }
+  const std::string& error = transfer.error.empty() ? end_reason_ : transfer.error;
+  for (const auto& commit : transfer.commits) {
+    if (commit->sent || commit->finished) {
+      continue;
+    }
+    if (!error.empty()) {
+      commit_done(*commit, error);
+    } else if (state_ == State::Open) {
+      send_commit(*commit);
+    }
+  }
+  if (transfer.cancelling && transfer.commits_finished() && end_reason_.empty()) {
+    transfer.cancelling = false;
+    --cancelling_;
+    completions_.push(
+        {.event = Event::Cancelled, .id = id_, .generation = transfer.id, .data = {}, .error = {}});
+  }
+}
+
+void SendEndpoint::send_commit(Commit& commit) {
+  commit.sent = true;
+  ++commits_in_flight_;
+  ucp_request_param_t param{};
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_EAGER;
+  param.cb.send = &SendEndpoint::on_commit;
+  param.user_data = &commit;
+  const ucs_status_ptr_t request = ucp_am_send_nbx(
+      handle_, kCommitMessage, nullptr, 0, commit.payload.data(), commit.payload.size(), &param);
+  if (!UCS_PTR_IS_PTR(request)) {
+    --commits_in_flight_;
+    const ucs_status_t status = UCS_PTR_STATUS(request);
+    commit_done(commit, status == UCS_OK ? std::string() : "commit: " + status_text(status));
+  }
+}
+
+void SendEndpoint::on_commit(void* request, ucs_status_t status, void* commit) {
+  ucp_request_free(request);
+  auto& done = *static_cast<Commit*>(commit);
+  SendEndpoint& endpoint = done.generation->endpoint;
+  --endpoint.commits_in_flight_;
+  endpoint.commit_done(done, status == UCS_OK ? std::string() : "commit: " + status_text(status));
+  endpoint.settle(*done.generation);
+}
+
+void SendEndpoint::commit_done(Commit& commit, const std::string& error) {
+  commit.finished = true;
+  dirty_ = true;
+  completions_.push({.event = Event::CommitSent,
+                     .id = id_,
+                     .generation = commit.generation->id,
+                     .ticket = commit.ticket,
+                     .data = {},
+                     .error = error});
+}
+
+void SendEndpoint::sweep() {
+  dirty_ = false;
+  std::erase_if(generations_, [this](const auto& entry) {
+    Generation& transfer = *entry.second;
+    transfer.sweep();
+    if (!transfer.idle()) {
+      return false;
+    }
+    if (!transfer.error.empty()) {
+      dead_.add(transfer.id, transfer.error);
+    }
+    if (transfer.ready) {
+      std::erase(ready_, &transfer);
+    }
+    return true;
+  });
+  if (keys_.size() > kRemoteKeysMax) {
+    std::erase_if(keys_, [](const auto& entry) { return entry.second.use_count() == 1; });
+  }
+}
+
+}  // namespace pdx::ucx

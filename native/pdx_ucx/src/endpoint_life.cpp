@@ -1,0 +1,213 @@
+// How a path opens and ends; what it sends is in endpoint.cpp.
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "pdx/ucx/command_queue.h"
+#include "pdx/ucx/context.h"
+#include "pdx/ucx/endpoint.h"
+#include "pdx/ucx/status.h"
+#include "pdx/ucx/worker.h"
+
+namespace pdx::ucx {
+
+void SendEndpoint::open(const LaneAddress& address, std::uint64_t deadline_ns) {
+  open_deadline_ns_ = deadline_ns;
+  const Runtime& ours = context_.runtime();
+  open_error_ = address.version_problem(ours.major, ours.minor);
+  if (open_error_.empty() && address.probe.rkey.empty()) {
+    open_error_ = "the address is not that of a receiver";
+  }
+  if (!open_error_.empty()) {
+    return;
+  }
+  try {
+    create_handle(address);
+    write_probe(address);
+  } catch (const ResourceError& error) {
+    open_error_ = error.what();
+  }
+}
+
+void SendEndpoint::create_handle(const LaneAddress& address) {
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.worker.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = &SendEndpoint::on_error;
+  params.err_handler.arg = this;
+  check(ucp_ep_create(worker_.handle(), &params, &handle_), "connecting to the receiver");
+}
+
+// The first put and flush open the connection and show whether writes are allowed at all.
+void SendEndpoint::write_probe(const LaneAddress& address) {
+  const auto key = std::make_shared<RemoteKey>(handle_, address.probe.rkey);
+  keys_[address.probe.rkey] = key;
+  ucp_request_param_t param{};
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.cb.send = &SendEndpoint::on_open;
+  param.user_data = this;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  const std::uint64_t length =
+      std::min<std::uint64_t>(probe_bytes_.size(), address.probe.range.length_bytes);
+  opening_in_flight_ = 2;
+  open_step(ucp_put_nbx(handle_, probe_bytes_.data(), length, address.probe.range.address,
+                        key->handle(), &param));
+  open_step(ucp_ep_flush_nbx(handle_, &param));
+}
+
+void SendEndpoint::open_step(ucs_status_ptr_t request) {
+  if (UCS_PTR_IS_PTR(request)) {
+    return;
+  }
+  --opening_in_flight_;
+  if (UCS_PTR_STATUS(request) != UCS_OK && open_error_.empty()) {
+    open_error_ = "first write to the receiver: " + status_text(UCS_PTR_STATUS(request));
+  }
+}
+
+void SendEndpoint::on_open(void* request, ucs_status_t status, void* endpoint) {
+  ucp_request_free(request);
+  auto& self = *static_cast<SendEndpoint*>(endpoint);
+  --self.opening_in_flight_;
+  if (status != UCS_OK && self.open_error_.empty()) {
+    self.open_error_ = "first write to the receiver: " + status_text(status);
+  }
+}
+
+void SendEndpoint::on_error(void* endpoint, ucp_ep_h /*handle*/, ucs_status_t status) {
+  auto& self = *static_cast<SendEndpoint*>(endpoint);
+  if (self.end_reason_.empty()) {
+    self.end_reason_ = "the connection to the receiver ended: " + status_text(status);
+  }
+}
+
+std::string SendEndpoint::transports() const {
+  // Older runtimes answer success and fill nothing.
+  if (!context_.runtime().at_least(1, 15)) {
+    return context_.lane() == "tcp" ? "tcp" : "";
+  }
+  std::array<ucp_transport_entry_t, 32> entries{};
+  ucp_ep_attr_t attributes{};
+  attributes.field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS;
+  attributes.transports.entries = entries.data();
+  attributes.transports.num_entries = static_cast<unsigned>(entries.size());
+  attributes.transports.entry_size = sizeof(ucp_transport_entry_t);
+  if (ucp_ep_query(handle_, &attributes) != UCS_OK) {
+    return "";
+  }
+  std::string text;
+  for (unsigned i = 0; i < attributes.transports.num_entries; ++i) {
+    const std::string name = std::string(entries[i].transport_name) + "/" + entries[i].device_name;
+    if ((" " + text + " ").find(" " + name + " ") == std::string::npos) {
+      text += (text.empty() ? "" : " ") + name;
+    }
+  }
+  return text;
+}
+
+void SendEndpoint::opened() {
+  const std::string used = transports();
+  open_error_ = transports_problem(context_.lane(), used);
+  if (!open_error_.empty()) {
+    return;
+  }
+  state_ = State::Open;
+  open_reported_ = true;
+  completions_.push({.event = Event::PathOpened, .id = id_, .data = used, .error = {}});
+  for (const auto& [number, transfer] : generations_) {
+    settle(*transfer);
+  }
+}
+
+void SendEndpoint::check_deadlines(std::uint64_t now_ns) {
+  if (state_ == State::Opening && now_ns > open_deadline_ns_) {
+    open_error_ = status_text(UCS_ERR_TIMED_OUT) + ": the receiver did not answer in time";
+  }
+  if (cancelling_ == 0 || state_ != State::Open) {
+    return;
+  }
+  for (const auto& [number, transfer] : generations_) {
+    if (transfer->cancelling && transfer->cancel_deadline_ns != 0 &&
+        now_ns > transfer->cancel_deadline_ns) {
+      end_reason_ = status_text(UCS_ERR_TIMED_OUT) + ": generation " + std::to_string(number) +
+                    " was cancelled and did not drain in time";
+      return;
+    }
+  }
+}
+
+void SendEndpoint::housekeep(std::uint64_t now_ns, std::uint64_t turn) {
+  if (state_ == State::Opening || cancelling_ > 0) {
+    check_deadlines(now_ns);
+  }
+  if (state_ == State::Opening && open_error_.empty() && opening_in_flight_ == 0) {
+    opened();
+  }
+  if (state_ == State::Opening && end_reason_.empty()) {
+    end_reason_ = open_error_;
+  }
+  if ((state_ == State::Opening || state_ == State::Open) && !end_reason_.empty()) {
+    close_turn_ = turn;
+    begin_close();
+  }
+  if (dirty_) {
+    sweep();
+  }
+  if (state_ == State::Closing) {
+    finish_close(turn);
+  }
+}
+
+void SendEndpoint::begin_close() {
+  commands_.close_gate(id_);
+  undrained_ = undrained_ || puts_in_flight_ > 0 || flushes_in_flight_ > 0;
+  state_ = State::Closing;
+  if (!open_reported_) {
+    open_reported_ = true;
+    completions_.push({.event = Event::PathOpened, .id = id_, .data = {}, .error = end_reason_});
+  }
+  for (const auto& [number, transfer] : generations_) {
+    drop_unposted(*transfer, end_reason_);
+    settle(*transfer);
+    transfer->cancelling = false;
+  }
+  cancelling_ = 0;
+  dirty_ = true;
+  if (handle_ != nullptr) {
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+    close_request_ = ucp_ep_close_nbx(handle_, &param);
+  }
+}
+
+void SendEndpoint::finish_close(std::uint64_t turn) {
+  if (UCS_PTR_IS_PTR(close_request_)) {
+    if (ucp_request_check_status(close_request_) == UCS_INPROGRESS) {
+      return;
+    }
+    ucp_request_free(close_request_);
+    close_request_ = nullptr;
+  }
+  // Commands taken before the gate closed run in the turn after; they still get their answers.
+  if (puts_in_flight_ + flushes_in_flight_ + commits_in_flight_ + opening_in_flight_ > 0 ||
+      turn < close_turn_ + 2) {
+    return;
+  }
+  sweep();
+  keys_.clear();
+  state_ = State::Gone;
+  // cma writes are made by this very thread: none is under way once their requests have ended.
+  // On a network, bytes already handed to it may still be written.
+  const bool drained = !undrained_ || context_.lane() == "cma";
+  completions_.push({.event = Event::PathClosed,
+                     .id = id_,
+                     .drained = drained,
+                     .data = {},
+                     .error = end_reason_});
+}
+
+}  // namespace pdx::ucx

@@ -1,0 +1,119 @@
+#include "pdx/ucx/settings.h"
+
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+#include "pdx/ucx/status.h"
+
+namespace pdx::ucx {
+namespace {
+
+void require_names(const char* field, const std::string& value) {
+  for (const char c : value) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 &&
+        std::string("_.:,-@").find(c) == std::string::npos) {
+      throw SettingError(
+          std::string(field) + ": '" + value +
+          "' is not a list of device names separated by commas, such as eth0,mlx5_0:1");
+    }
+  }
+}
+
+void require_port_range(const std::string& value) {
+  unsigned first = 0;
+  unsigned last = 0;
+  char rest = 0;
+  if (std::sscanf(value.c_str(), "%u-%u%c", &first, &last, &rest) != 2 || first == 0 ||
+      first > last || last > 65535) {
+    throw SettingError("tcp_port_range: '" + value +
+                       "' is not a range of ports, such as 20000-20100");
+  }
+}
+
+std::string seconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3fs", value);
+  return text;
+}
+
+void validate(const LaneSettings& lane) {
+  if (lane.lane != "tcp" && lane.lane != "cma") {
+    throw SettingError("lane: '" + lane.lane + "' is not a UCX lane of this build; use tcp or cma");
+  }
+  require_names("net_device", lane.net_devices);
+  if (!lane.tcp_port_range.empty()) {
+    require_port_range(lane.tcp_port_range);
+  }
+  if (!(lane.tcp_user_timeout_s >= 0.1 && lane.tcp_user_timeout_s <= 3600.0)) {
+    throw SettingError("tcp_user_timeout_s: " + std::to_string(lane.tcp_user_timeout_s) +
+                       " is not between 0.1 and 3600");
+  }
+}
+
+void add_newer(std::vector<Setting>& all, const LaneSettings& lane, unsigned major,
+               unsigned minor) {
+  // 1.13 knows neither and warns about unknown names at each worker.
+  if (major > 1 || minor >= 17) {
+    // Without it a put that has no zero-copy protocol silently becomes 8 KiB messages.
+    all.emplace_back("PROTO_EMULATION_ENABLE", "n");
+    all.emplace_back("TCP_USER_TIMEOUT", seconds(lane.tcp_user_timeout_s));
+  }
+}
+
+}  // namespace
+
+std::vector<Setting> settings_for(const LaneSettings& lane, unsigned ucx_major,
+                                  unsigned ucx_minor) {
+  validate(lane);
+  std::vector<Setting> all;
+  // Rendezvous is never used; while it is on, endpoints with peer error handling get no
+  // zero-copy put.
+  all.emplace_back("RNDV_THRESH", "inf");
+  all.emplace_back("KEEPALIVE_INTERVAL", "1s");
+  all.emplace_back("TCP_KEEPIDLE", "2s");
+  all.emplace_back("TCP_KEEPINTVL", "1s");
+  all.emplace_back("TCP_KEEPCNT", "3");
+  add_newer(all, lane, ucx_major, ucx_minor);
+  if (lane.lane == "cma") {
+    // Messages and liveness by tcp (a killed peer is seen at once, a zombie too); puts cannot go
+    // by tcp, so they go by cma or fail.
+    all.emplace_back("TLS", "cma,tcp");
+    all.emplace_back("TCP_PUT_ENABLE", "n");
+    all.emplace_back("CMA_MEMORY_INVALIDATE", "y");
+  } else {
+    all.emplace_back("TLS", "tcp");
+  }
+  if (!lane.net_devices.empty()) {
+    all.emplace_back("NET_DEVICES", lane.net_devices);
+  }
+  if (!lane.tcp_port_range.empty()) {
+    all.emplace_back("TCP_PORT_RANGE", lane.tcp_port_range);
+  }
+  std::erase_if(all, [](const Setting& setting) {
+    return std::getenv(("UCX_" + setting.first).c_str()) != nullptr;
+  });
+  return all;
+}
+
+std::string transports_problem(const std::string& lane, const std::string& transports) {
+  std::istringstream words(transports);
+  bool has_cma = false;
+  for (std::string word; words >> word;) {
+    const std::string name = word.substr(0, word.find('/'));
+    has_cma = has_cma || name == "cma";
+    if (lane == "tcp" && name != "tcp") {
+      return "lane tcp was asked for, but UCX uses " + transports +
+             "; unset UCX_TLS or set it to tcp";
+    }
+  }
+  if (lane == "cma" && !has_cma) {
+    return "lane cma was asked for, but UCX uses " + transports +
+           "; cma needs both processes on one host, under one uid and allowed to ptrace each "
+           "other (containers: a shared pid namespace and CAP_SYS_PTRACE)";
+  }
+  return {};
+}
+
+}  // namespace pdx::ucx
