@@ -71,7 +71,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class PathClosed:
-    """A sending path to `peer` is closed; the last event of every path, also of one that never opened.
+    """A sending path to `peer` that was open is closed; the last event of that path.
 
     This side writes nothing more on it and its source memory is free.
     """

@@ -123,7 +123,7 @@ class UcxFabric:
         self,
         lane: str,
         *,
-        runtime: str | None = None,
+        ucx: str | None = None,
         net_device: str = "",
         tcp_port_range: str = "",
         tcp_user_timeout_s: float = 5.0,
@@ -135,7 +135,7 @@ class UcxFabric:
 
         Args:
             lane: `tcp` or `cma`.
-            runtime: As `PDXFER_UCX`; None: that variable, else `auto`.
+            ucx: As `PDXFER_UCX`; None: that variable, else `auto`.
             net_device: Network devices, as `UCX_NET_DEVICES`; empty: all.
             tcp_port_range: `first-last`, where UCX listens; empty: any port.
             tcp_user_timeout_s: Sent bytes not acknowledged for so long end the connection. Above
@@ -151,7 +151,7 @@ class UcxFabric:
             raise ConfigError(f"lane: {lane!r} is not a UCX lane; use one of {', '.join(LANES)}")
         self.lane = lane
         self.capabilities = CAPABILITIES[lane]
-        self.runtime: UcxRuntime = load_ucx(runtime)
+        self.runtime: UcxRuntime = load_ucx(ucx)
         self._engine: Engine = self.runtime.module.Engine(
             lane=lane,
             net_devices=net_device,
@@ -165,6 +165,7 @@ class UcxFabric:
         )
         self._owners: dict[int, object] = {}
         self._path_peers: dict[int, bytes] = {}
+        self._opened: set[int] = set()
         self._receiver_peers: dict[int, bytes] = {}
         self._receivers: dict[bytes, int] = {}
 
@@ -191,10 +192,19 @@ class UcxFabric:
         if kind == _CANCELLED:
             return Cancelled(self._path_peers[number], generation)
         if kind == _PATH_OPENED:
+            if not error:
+                self._opened.add(number)
             return PathOpened(self._path_peers[number], data.decode(), error)
         if kind == _PATH_CLOSED:
-            return PathClosed(self._path_peers.pop(number), error, drained)
+            return self._path_closed(number, error, drained)
         return self._receive_event(kind, number, data, error)
+
+    def _path_closed(self, number: int, error: str, drained: bool) -> PathClosed | None:
+        peer = self._path_peers.pop(number)
+        if number not in self._opened:
+            return None
+        self._opened.remove(number)
+        return PathClosed(peer, error, drained)
 
     def _receive_event(self, kind: int, number: int, data: bytes, error: str) -> FabricEvent | None:
         if kind == _REGION_RELEASED:
@@ -238,8 +248,8 @@ class UcxFabric:
         """Open a path to a receiver; `PathOpened` follows within `timeout_s`, also when it failed.
 
         The first write is made to a probe at the receiver, so an open path is one over which
-        writes are allowed, on the lane that was asked for. One that did not open tells
-        `PathOpened(error=...)`, then `PathClosed`.
+        writes are allowed, on the lane that was asked for. `PathOpened(error=...)` is the
+        end of one that did not open; no `PathClosed` follows.
 
         Raises: LocalProtocolError when `address` is no lane address.
         """
