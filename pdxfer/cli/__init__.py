@@ -1,1 +1,1 @@
-""""""
+"""The commands: `pdxfer`, `pdxfer-prefill`, `pdxfer-decode`."""

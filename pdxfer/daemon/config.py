@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Final, get_args
 import msgspec
 
 from pdxfer import limits
+from pdxfer.agent.config import AgentConfig
 from pdxfer.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from pdxfer.agent.config import AgentConfig
 
 DEFAULT_BIND: Final = "tcp://127.0.0.1:7411"
 ENVIRONMENT_PREFIX: Final = "PDXFER_"
@@ -179,24 +178,12 @@ def resolve(
 
 
 def agent_config(role: str, settings: DaemonConfig) -> AgentConfig:
-    """What the agent of this daemon is told.
-
-    Raises:  ConfigError where keys are missing for an address that is not loopback, or unreadable.
-    """
-    from pdxfer.agent.config import AgentConfig
-
-    return AgentConfig(
-        role=role,
-        socket_path=settings.socket_path,
-        bind=settings.bind,
-        advertise=settings.advertise,
-        lanes=settings.lanes,
-        ucx=settings.ucx,
-        net_device=settings.net_device,
-        insecure=settings.insecure,
-        allowed_uids=settings.allowed_uids,
-        drain_deadline_s=settings.drain_deadline_s,
-    )
+    """What the agent of this daemon is told."""
+    own = {"ready_file", "log_level", "log_format"}
+    values = {
+        name: value for name, value in msgspec.structs.asdict(settings).items() if name not in own
+    }
+    return AgentConfig(role=role, **values)
 
 
 def current_environment() -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,6 +113,7 @@ def build_llama(seed: int, dtype: str = "float32") -> DemoModel:
 def load_saved(folder: Path) -> DemoModel:
     """The model that `smollm2.prepare` saved, in float32."""
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     return DemoModel(LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 

@@ -8,6 +8,8 @@ import numpy as np
 
 PROMPT_TOKENS = (40, 300, 1000)
 ANSWER_TOKENS = 24
+CHUNK_TOKENS = 256
+"""Prompts are computed in pieces of this size in every process: the same sums, the same order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,3 +94,12 @@ def test_roles_see_their_own_settings():
     decode = {row.name for row in config.settings_of("decode")}
     assert "bind" in prefill - decode
     assert "server_key" in decode - prefill
+
+
+def test_the_agent_gets_every_setting_that_is_not_the_daemon_s_own():
+    environment = {"PDXFER_LANES": "tcp", "PDXFER_KEY_FILE": "k", "PDXFER_CLIENT_KEYS": "c"}
+    agent = config.agent_config("prefill", config.resolve("prefill", {}, environment))
+    assert agent.role == "prefill"
+    assert agent.lanes == ("tcp",)
+    assert (agent.key_file, agent.client_keys) == ("k", "c")
+    assert agent.socket_path == config.default_socket_path("prefill")

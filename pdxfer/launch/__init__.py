@@ -1,0 +1,1 @@
+"""Processes that the demo and the bench start, talk to and always end."""
