@@ -69,6 +69,8 @@ LIVENESS_TIMEOUT_S: Final = 10.0
 """A peer silent for this long is away: its transfers start to abort."""
 CONNECT_TIMEOUT_S: Final = 5.0
 """Default of `DecodeClient.connect`."""
+LINK_RETRY_S: Final = 1.0
+"""A refused link is asked for again after this."""
 PATH_OPEN_TIMEOUT_S: Final = 10.0
 """Opening a lane to a peer (address exchange, first flush)."""
 

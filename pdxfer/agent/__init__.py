@@ -1,1 +1,1 @@
-""""""
+"""Agents: protocol and fabric put together with ZeroMQ and the workers beside them."""

@@ -1,8 +1,9 @@
-"""What both agents share: workers, lanes, the pump from effects to the outside, the clock, the end."""
+"""What both agents share: workers, lanes, the pump from effects to the outside, the clock."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -54,6 +55,7 @@ class Agent(ABC):
         self._by_connection: dict[Connection, WorkerPort] = {}
         self._next_worker = 0
         self._draining = False
+        self._idle = asyncio.Event()
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
         self._server = LocalServer(
@@ -133,10 +135,15 @@ class Agent(ABC):
     async def drain(self) -> int:
         """Refuse new transfers, wait for live ones up to the drain deadline; how many are left."""
         self._draining = True
-        deadline = self.loop.time() + self.config.drain_deadline_s
-        while self.live_transfers() and self.loop.time() < deadline:
-            await asyncio.sleep(TICK_S)
+        self._idle.clear()
+        self._note_idle()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), self.config.drain_deadline_s)
         return self.live_transfers()
+
+    def _note_idle(self) -> None:
+        if self._draining and not self.live_transfers():
+            self._idle.set()
 
     def close(self) -> None:
         """Stop serving workers, close lanes, unmap. Idempotent."""
@@ -247,8 +254,8 @@ class Agent(ABC):
             rank = message.rank
             if (taken.rank.tp, taken.rank.pp, taken.rank.cp) == (rank.tp, rank.pp, rank.cp):
                 raise ConfigError(
-                    f"rank tp={rank.tp} pp={rank.pp} cp={rank.cp} of instance {message.instance!r} is "
-                    f"attached already, by process {other.connection.pid}",
+                    f"rank tp={rank.tp} pp={rank.pp} cp={rank.cp} of instance {message.instance!r} "
+                    f"is attached already, by process {other.connection.pid}",
                     fields={"rank": f"tp={rank.tp}, pp={rank.pp}, cp={rank.cp}"},
                 )
         worker_id, self._next_worker = self._next_worker, self._next_worker + 1
@@ -331,6 +338,7 @@ class Agent(ABC):
         self._timer = self.loop.call_later(TICK_S, self._on_timer)
         self.tick(self.now())
         self.pump()
+        self._note_idle()
 
     def _watch_fabric(self, fabric: Fabric) -> None:
         handle: Callable[[], None] = lambda: self._on_fabric_readable(fabric)  # noqa: E731

@@ -1,13 +1,15 @@
-"""The decode agent: the decode machine, a link per prefill address, receivers, the workers beside it."""
+"""The decode agent: the decode machine, a link per prefill address, receivers, its workers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
 import msgspec
 
+from pdxfer import limits
 from pdxfer.agent.base import Agent
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.control import ControlLink
@@ -33,7 +35,16 @@ from pdxfer.protocol.sources import split_address
 from pdxfer.protocol.state import FINAL
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.codec import decode_commit
-from pdxfer.wire.messages import Attach, Heartbeat, Hello, Message, Progress, Reject, WorkerInfo
+from pdxfer.wire.messages import (
+    Accept,
+    Attach,
+    Heartbeat,
+    Hello,
+    LaneFailed,
+    Message,
+    Progress,
+    WorkerInfo,
+)
 
 _LOG = logging.getLogger("pdxfer.agent")
 _PROGRESS_MAX = 64
@@ -44,6 +55,8 @@ class _Lane:
     """How one prefill life reaches us: the lanes left to try, and the receive side made for it."""
 
     candidates: list[str]
+    opened: bool = False
+    """The first candidate has worked since it was last attached."""
     address: bytes = b""
     made_for: str = ""
 
@@ -64,7 +77,9 @@ class DecodeAgent(Agent):
     def __init__(self, config: AgentConfig, make_fabric: MakeFabric) -> None:
         super().__init__(config, make_fabric)
         self.machine = DecodeMachine(self.incarnation)
-        self._keys = load_client_keys(config.key_file, config.server_key)
+        self._keys = (
+            load_client_keys(config.key_file, config.server_key) if config.key_file else None
+        )
         self._links: dict[str, ControlLink] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._lanes_of: dict[bytes, _Lane] = {}
@@ -168,9 +183,7 @@ class DecodeAgent(Agent):
 
     def on_abort(self, port: WorkerPort, message: AbortTransfer) -> None:
         """The worker gives a receive up."""
-        self.machine.abort(
-            port.attached.worker_id, message.transfer, message.reason, self.now()
-        )
+        self.machine.abort(port.attached.worker_id, message.transfer, message.reason, self.now())
 
     def _settle_connecting(self) -> None:
         """Answer every pending `connect` whose verdict is known or whose time is over."""
@@ -211,25 +224,42 @@ class DecodeAgent(Agent):
             self.incarnation,
             control,
             keys=self._keys,
-            insecure=self.config.insecure,
             hello=self.hello(),
             on_message=lambda peer, message: self._on_peer_message(control, peer, message),
             on_session=lambda peer, hello: self._on_session(control, peer, hello),
-            on_lost=self._on_lost,
-            on_refused=lambda error: self._on_refused(control, error),
+            on_lost=lambda peer, reason: self._on_lost(control, peer, reason),
             heartbeat=self._heartbeat,
         )
         self._links[control] = link
         self.machine.link(control)
-        task = self.loop.create_task(self._run_link(control, link))
+        self._spawn(self._start_and_watch(control, link))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self.loop.create_task(work)
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def _run_link(self, control: str, link: ControlLink) -> None:
+    async def _start_and_watch(self, control: str, link: ControlLink) -> None:
         try:
             await link.start()
         except PdxferError as error:
             self._on_refused(control, error)
+            return
+        await self._watch_link(control, link)
+
+    async def _watch_link(self, control: str, link: ControlLink) -> None:
+        """Until the link has a session: bring what keeps it from one to whoever waits for it."""
+        while True:
+            try:
+                await link.ready(limits.CONNECT_TIMEOUT_S / 2)
+            except PdxferError as error:
+                if error.retryable:
+                    self.machine.link(control).problem = str(error)
+                else:
+                    self._on_refused(control, error)
+                    await asyncio.sleep(limits.LINK_RETRY_S)
+            else:
+                return
 
     def _on_refused(self, control: str, error: PdxferError) -> None:
         self.machine.link_refused(control, error, self.now())
@@ -265,35 +295,42 @@ class DecodeAgent(Agent):
             fields={"lanes": f"prefill={theirs}, decode={ours}"},
         )
 
-    def _on_lost(self, peer: bytes, reason: str) -> None:
+    def _on_lost(self, control: str, peer: bytes, reason: str) -> None:
         _LOG.info("session_lost", extra={"fields": {"peer": peer.hex()[:12], "reason": reason}})
         self.machine.peer_lost(peer, reason, self.now())
         self._settle_connecting()
         self.pump()
+        link = self._links.get(control)
+        if link is not None:
+            self._spawn(self._watch_link(control, link))
 
     def _on_peer_message(self, control: str, peer: bytes, message: Message) -> None:
         try:
-            if isinstance(message, Reject) and self._next_lane(peer, message):
-                return
             self.machine.on_message(peer, message, self.now())
-        except PdxferError as error:
-            self.machine.peer_lost(peer, str(error), self.now())
-        self._settle_connecting()
-        self.pump()
+            if isinstance(message, Accept) and peer in self._lanes_of:
+                self._lanes_of[peer].opened = True
+            elif isinstance(message, LaneFailed):
+                self._on_lane_failed(control, peer, message)
+        finally:  # a ProtocolError ends the session in the control channel, which calls _on_lost
+            self._settle_connecting()
+            self.pump()
 
-    def _next_lane(self, peer: bytes, message: Reject) -> bool:
-        """Where a lane could not be opened and another is left, try that one."""
+    def _on_lane_failed(self, control: str, peer: bytes, message: LaneFailed) -> None:
+        """Attach anew: over the same lane where it has worked before, else over the next one."""
         choice = self._lanes_of.get(peer)
-        if choice is None or message.fields.get("lane") != choice.candidates[0]:
-            return False
-        if len(choice.candidates) < 2:
-            return False
-        fields = {"peer": peer.hex()[:12], "lane": choice.candidates[0], "reason": message.text}
-        _LOG.warning("lane_given_up", extra={"fields": fields})
+        if choice is None or not choice.candidates or message.lane != choice.candidates[0]:
+            return
+        fields = {"peer": peer.hex()[:12], "lane": message.lane, "reason": message.text}
+        _LOG.warning("lane_failed", extra={"fields": fields})
         self._close_receiver(peer, choice)
-        choice.candidates.pop(0)
+        if not choice.opened:
+            choice.candidates.pop(0)
+        choice.opened = False
+        if not choice.candidates:
+            text = f"no lane left to the prefill agent at {control}: {message.lane}: {message.text}"
+            self._on_refused(control, PeerError(text, fields={"lane": message.lane}))
+            return
         self._announce(peer)
-        return True
 
     def _heartbeat(self, peer: bytes) -> Heartbeat:
         live = [r for r in self.machine.live.values() if peer in r.bound]

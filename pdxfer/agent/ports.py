@@ -87,16 +87,16 @@ class WorkerPort:
         if part.kind == "address":
             if self.connection.pid != os.getpid():
                 raise ConfigError(
-                    f"memory[{index}] is an address of process {self.connection.pid}; a daemon maps "
-                    "only sealed memfds: allocate the pool with pdxfer.memory.allocate, or run the "
-                    "agent inside the worker (pdxfer.embedded)",
+                    f"memory[{index}] is an address of process {self.connection.pid}; a daemon "
+                    "maps only sealed memfds: allocate the pool with pdxfer.memory.allocate, or "
+                    "run the agent inside the worker (pdxfer.embedded)",
                     fields={"memory": "address"},
                 )
             return MemoryRange(part.address, part.length_bytes, None)
         if part.kind != "memfd" or not 0 <= part.fd_index < len(fds):
             raise ConfigError(
-                f"memory[{index}]: kind {part.kind!r} with descriptor {part.fd_index} of {len(fds)}; "
-                "expected 'memfd' and one of the descriptors sent",
+                f"memory[{index}]: kind {part.kind!r} with descriptor {part.fd_index} of "
+                f"{len(fds)}; expected 'memfd' and one of the descriptors sent",
                 fields={"memory": part.kind},
             )
         mapped = self._mapped.get(part.fd_index)

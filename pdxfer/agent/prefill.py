@@ -48,8 +48,8 @@ class PrefillAgent(Agent):
         self._control = ControlServer(
             self.incarnation,
             config.bind,
-            advertise=config.advertise,
-            keys=load_server_keys(config.key_file, config.client_keys),
+            advertise_host=config.advertise,
+            keys=load_server_keys(config.key_file, config.client_keys) if config.key_file else None,
             insecure=config.insecure,
             on_message=self._on_peer_message,
             on_session=self._on_session,
@@ -151,9 +151,8 @@ class PrefillAgent(Agent):
     def _on_peer_message(self, peer: bytes, message: Message) -> None:
         try:
             self.machine.on_message(peer, message, self.now())
-        except PdxferError as error:
-            self._end_session(peer, error)
-        self.pump()
+        finally:  # a ProtocolError ends the session in the control channel, which calls _on_lost
+            self.pump()
 
     def _end_session(self, peer: bytes, error: PdxferError) -> None:
         fields = {"peer": peer.hex()[:12], "reason": str(error)}
@@ -185,7 +184,7 @@ class PrefillAgent(Agent):
             case ClosePath():
                 path = self._paths.get(effect.peer)
                 if path is None:
-                    self.machine.on_path_closed(effect.peer, "")
+                    self.machine.on_path_closed(effect.peer, "", drained=True)
                 else:
                     path.close()
             case _:
@@ -220,9 +219,7 @@ class PrefillAgent(Agent):
                 for info in infos
             ]
             path = self._paths[effect.peer]
-            tickets = path.post(
-                effect.generation, effect.runs, effect.splits, source, destination
-            )
+            tickets = path.post(effect.generation, effect.runs, effect.splits, source, destination)
         except (PdxferError, KeyError) as error:
             for _ in range(batches):
                 self.machine.on_batch(
@@ -280,7 +277,7 @@ class PrefillAgent(Agent):
                 machine.on_cancelled(event.peer, event.generation)
             case PathClosed():
                 self._paths.pop(event.peer, None)
-                machine.on_path_closed(event.peer, event.error)
+                machine.on_path_closed(event.peer, event.error, drained=event.drained)
             case _:
                 _LOG.warning("unexpected_event", extra={"fields": {"event": type(event).__name__}})
 
@@ -298,5 +295,3 @@ class PrefillAgent(Agent):
             if path is not None:
                 path.close()
         self.machine.on_path_opened(event.peer, event.error)
-
-

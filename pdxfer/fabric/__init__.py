@@ -1,1 +1,1 @@
-""""""
+"""Lanes: how bytes travel."""

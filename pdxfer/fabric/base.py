@@ -1,8 +1,8 @@
 """What a lane is to an agent: the one interface behind which bytes travel.
 
-Implemented by `fabric.ucx` (UCX lanes) and `fabric.inproc` (memory, with faults). An agent owns one
-`Fabric` per lane; all methods are called on the agent's loop thread, never block, and tell their end
-through events that `drain` returns. Only the agent's state tables decide what an event means.
+Implemented by `fabric.ucx` (UCX lanes) and `fabric.inproc` (memory, with faults). An agent owns
+one `Fabric` per lane; all methods are called on the agent's loop thread and tell their end through
+events that `drain` returns. Only the agent's state tables decide what an event means.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PathOpened:
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A batch of writes ended: every put completed and flushed, or the first error of any of them."""
+    """A batch of writes ended: every put completed and flushed, or the first error of any."""
 
     peer: bytes
     generation: int

@@ -194,7 +194,7 @@ class InprocPath:
             elif isinstance(item, _CancelEnd):
                 self.fabric.tell(Cancelled(self.peer, item.generation))
         self.fabric.paths.pop(self.peer, None)
-        self.fabric.tell(PathClosed(self.peer, reason))
+        self.fabric.tell(PathClosed(self.peer, reason, drained=True))
         self.receiver.lost(self.fabric.identity, why)
 
     def step(self) -> None:

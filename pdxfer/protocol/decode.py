@@ -30,7 +30,6 @@ from pdxfer.protocol.workers import Pair, Worker
 from pdxfer.wire.messages import (
     Abort,
     Accept,
-    Bye,
     Chunk,
     CommitPayload,
     Committed,
@@ -38,11 +37,11 @@ from pdxfer.wire.messages import (
     Failed,
     GroupPages,
     Heartbeat,
+    LaneFailed,
     Matched,
     Message,
     Place,
     Receive,
-    Reject,
 )
 from pdxfer.wire.pages import pack_ids
 
@@ -103,8 +102,9 @@ class DecodeMachine:
         found = self._verdicts(addresses, self.workers[worker_id])
         if isinstance(found, str):
             return found
-        plans = [pair.plan for pair in found.values() if pair.plan is not None]
-        return PlanSummary.merge([made.summary() for made in plans]).to_wire()
+        parts = [pair.plan.summary() for pair in found.values() if pair.plan is not None]
+        groups = tuple(group for part in parts for group in part.groups)
+        return PlanSummary(groups, parts[0].lane_hint).to_wire()
 
     def receive(
         self,
@@ -172,8 +172,8 @@ class DecodeMachine:
         """The worker gives its receive up; its pages come back after the proof."""
         receiving = self._by_slot.get((worker_id, slot))
         if receiving is not None:
-            text = f"room {receiving.room} was aborted by the decode worker: {reason or 'no reason given'}"
-            self._fail(receiving, TransferError(text), now)
+            text = f"aborted by the decode worker: {reason or 'no reason given'}"
+            self._fail(receiving, TransferError(f"room {receiving.room} was {text}"), now)
 
     # -- what a link and a peer say ----------------------------------------------------------
     def link(self, address: str) -> Link:
@@ -184,7 +184,7 @@ class DecodeMachine:
     def link_up(self, address: str, peer_id: bytes, now: float) -> None:
         """A prefill life answers behind an address; it is told our workers."""
         link = self.link(address)
-        link.peer_id, link.error = peer_id, None
+        link.peer_id, link.error, link.problem = peer_id, None, ""
         peer = self.peers.setdefault(peer_id, PrefillPeer(peer_id, link.address))
         peer.last_heard = now
         self._effects.append(Announce(peer_id))
@@ -220,16 +220,8 @@ class DecodeMachine:
         match message:
             case Accept():
                 self._on_accept(peer, message, now)
-            case Reject():
-                error = from_wire(
-                    {
-                        "code": message.code,
-                        "text": message.text,
-                        "retryable": True,
-                        "fields": message.fields,
-                    }
-                )
-                self.link_refused(peer.address, error, now)
+            case LaneFailed():
+                peer.watched = False
             case Matched():
                 self._on_matched(peer, message)
             case Chunk():
@@ -240,21 +232,13 @@ class DecodeMachine:
                 self._on_drained(peer, message, now)
             case Heartbeat():
                 pass
-            case Bye():
-                self.peer_lost(
-                    peer_id, f"prefill said goodbye: {message.reason or 'no reason'}", now
-                )
             case _:
                 raise RemoteProtocolError(
                     f"prefill may not send {type(message).__name__} to a decode agent"
                 )
 
     def _on_accept(self, peer: PrefillPeer, message: Accept, now: float) -> None:
-        try:
-            peer.take_accept(message)
-        except PdxferError as error:
-            self.link_refused(peer.address, error, now)
-            return
+        peer.take_accept(message)
         if not peer.watched:
             peer.watched = True
             self._effects.append(WatchSender(peer.peer_id, message.lane, message.lane_address))
@@ -272,7 +256,7 @@ class DecodeMachine:
 
     def _on_matched(self, peer: PrefillPeer, message: Matched) -> None:
         receiving = self.live.get(message.generation)
-        debt = receiving and receiving.debts.get((peer.peer_id, message.source_worker))
+        debt = receiving.debts.get((peer.peer_id, message.source_worker)) if receiving else None
         if receiving is None or debt is None:
             return
         debt.matched = True
@@ -280,12 +264,12 @@ class DecodeMachine:
 
     def _on_chunk(self, peer: PrefillPeer, message: Chunk, now: float) -> None:
         receiving = self.live.get(message.generation)
-        debt = receiving and receiving.debts.get((peer.peer_id, message.source_worker))
+        debt = receiving.debts.get((peer.peer_id, message.source_worker)) if receiving else None
         if receiving is None or debt is None or receiving.error is not None:
             return
         ranges = {name: (r.first, r.end) for name, r in message.ranges.items()}
         layers = None if message.layers is None else tuple(message.layers)
-        planned = debt.plan.length_bytes(ranges, layers) if debt.plan is not None else 0
+        planned = debt.plan.length_bytes(ranges, layers=layers) if debt.plan is not None else 0
         if planned != message.length_bytes:
             text = (
                 f"chunk {message.number} of room {receiving.room} announces "
@@ -326,7 +310,7 @@ class DecodeMachine:
         if payload.decode_incarnation != self.incarnation:
             return
         receiving = self.live.get(payload.generation)
-        debt = receiving and receiving.debts.get((peer_id, payload.source_worker))
+        debt = receiving.debts.get((peer_id, payload.source_worker)) if receiving else None
         if receiving is None or debt is None or receiving.error is not None:
             return
         wrong = self._commit_fault(receiving, debt, payload)
@@ -372,7 +356,8 @@ class DecodeMachine:
             matched = sum(debt.matched for debt in receiving.debts.values())
             if receiving.pages is None:
                 return f"{room}: no pages were placed before its deadline"
-            return f"{room}: {matched} of {len(receiving.debts)} prefill workers sent it before its deadline"
+            sent = f"{matched} of {len(receiving.debts)} prefill workers sent it"
+            return f"{room}: {sent} before its deadline"
         try:
             found = self._verdicts(receiving.prefill, self.workers[receiving.worker])
         except PdxferError as error:
@@ -456,7 +441,7 @@ class DecodeMachine:
     ) -> dict[str, Pages]:
         if not 0 <= prefix_tokens <= tokens:
             raise ConfigError(
-                f"room {receiving.room}: prefix_tokens={prefix_tokens} is not within tokens={tokens}"
+                f"room {receiving.room}: prefix_tokens={prefix_tokens} is not in 0..tokens={tokens}"
             )
         placed: dict[str, Pages] = {}
         for group in receiving.layout.groups:
@@ -466,6 +451,11 @@ class DecodeMachine:
             check_page_ids(receiving.layout, group.name, listed.ids)
             size = group.page_size
             first = listed.first_token or prefix_tokens // size * size
+            if first % size:
+                raise ConfigError(
+                    f"room {receiving.room}: first_token={first} of group {group.name} is not the "
+                    f"start of a page of {size} tokens"
+                )
             needed = max(0, -(-(tokens - first) // size))
             if len(listed.ids) != needed and tokens > prefix_tokens:
                 raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the prefill machine keeps of one decode life: workers, verdicts, legs, the dead generations."""
+"""What the prefill machine keeps of one decode life: workers, verdicts, legs, dead generations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from pdxfer import limits
-from pdxfer.errors import RemoteProtocolError, ResourceError
+from pdxfer.errors import RemoteProtocolError
 from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
 from pdxfer.wire.messages import Accept, Attach, PairPlan, PairReject, Place, Receive
 
@@ -47,6 +47,9 @@ class DecodePeer:
     mark: int = 0
     """No generation up to this one is alive at decode."""
     tombstones: set[int] = field(default_factory=set)
+    unproven: set[int] = field(default_factory=set)
+    """Generations whose path broke with writes on it: what the network still holds may land, so
+    `Drained` is never said of them. Decode's own end of the connection is the proof."""
     drained_asked_by: bytes = b""
     """A newer life that waits for this one to be drained."""
 
@@ -74,7 +77,7 @@ class DecodePeer:
         self.verdicts = {}
         for instance in {worker.instance for worker in self.own}:
             mine = {w.worker_id: w for w in self.own if w.instance == instance}
-            sources: dict[object, Worker] = {**mine}
+            sources: dict[tuple[str, int], Worker] = {("own", key): w for key, w in mine.items()}
             for index, sibling in enumerate(self.siblings):
                 if sibling.instance == instance:
                     sources["sibling", index] = sibling
@@ -84,7 +87,8 @@ class DecodePeer:
             for destination in self.workers.values():
                 verdicts = judge(sources, destination)
                 for worker_id in mine:
-                    self.verdicts[worker_id, destination.worker_id] = verdicts[worker_id]
+                    key = (worker_id, destination.worker_id)
+                    self.verdicts[key] = verdicts["own", worker_id]
 
     def accept_template(self) -> Accept:
         """The answer to the last `Attach`; the agent adds the address of its send worker."""
@@ -157,12 +161,12 @@ class DecodePeer:
         """Remember a dead generation above the mark, so that nothing of it is matched again.
 
         Raises:
-            ResourceError: more of them than `TOMBSTONES_PER_SESSION_MAX`.
+            RemoteProtocolError: more of them than `TOMBSTONES_PER_SESSION_MAX`.
         """
         if generation <= self.mark:
             return
         if len(self.tombstones) >= limits.TOMBSTONES_PER_SESSION_MAX:
-            raise ResourceError(
+            raise RemoteProtocolError(
                 f"decode has aborted {len(self.tombstones)} generations above its mark {self.mark}"
             )
         self.tombstones.add(generation)

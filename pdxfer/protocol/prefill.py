@@ -40,19 +40,20 @@ from pdxfer.protocol.workers import Pair, Worker
 from pdxfer.wire.messages import (
     Abort,
     Attach,
-    Bye,
-    Chunk as ChunkMessage,
-    Committed,
     CommitPayload,
+    Committed,
     Drained,
     Failed,
     Heartbeat,
+    LaneFailed,
     Matched,
     Message,
     Place,
     Receive,
-    Reject,
     TokenRange,
+)
+from pdxfer.wire.messages import (
+    Chunk as ChunkMessage,
 )
 from pdxfer.wire.pages import unpack_ids
 
@@ -148,11 +149,11 @@ class PrefillMachine:
         self._pump(sending)
 
     def abort(self, worker_id: int, slot: int, reason: str) -> None:
-        """The worker gives its send up."""
+        """The worker gives its send up; a commit that has left cannot be called back."""
         sending = self._by_slot.get((worker_id, slot))
-        if sending is not None:
-            text = f"room {sending.room} was aborted by the prefill worker: {reason or 'no reason given'}"
-            self._fail(sending, TransferError(text))
+        if sending is not None and sending.state is not State.SENT:
+            text = f"aborted by the prefill worker: {reason or 'no reason given'}"
+            self._fail(sending, TransferError(f"room {sending.room} was {text}"))
 
     # -- what a peer says --------------------------------------------------------------------
     def on_message(self, peer_id: bytes, message: Message, now: float) -> None:
@@ -174,8 +175,6 @@ class PrefillMachine:
                 self._on_abort(peer, Abort(generation=message.generation, reason=message.text))
             case Heartbeat():
                 peer.advance_mark(message.oldest_live_generation)
-            case Bye():
-                self.peer_lost(peer_id, f"decode said goodbye: {message.reason or 'no reason'}")
             case _:
                 raise RemoteProtocolError(
                     f"decode may not send {type(message).__name__} to a prefill agent"
@@ -197,11 +196,7 @@ class PrefillMachine:
         peer.gone = True
 
     def _on_attach(self, peer: DecodePeer, message: Attach) -> None:
-        try:
-            peer.take_attach(message)
-        except PdxferError as error:
-            self._reject(peer, error)
-            return
+        peer.take_attach(message)
         peer.judge(self.workers.values())
         if peer.path is PathState.OPEN and peer.lane == message.lane:
             self._effects.append(Announce(peer.peer_id))
@@ -351,8 +346,7 @@ class PrefillMachine:
             return
         if error:
             peer.path = PathState.CLOSED
-            text = f"the lane {peer.lane} to the decode agent could not be opened: {error}"
-            self._reject(peer, PeerError(text, retryable=True, fields={"lane": peer.lane}))
+            self._lane_failed(peer, f"the lane could not be opened: {error}")
             return
         peer.path = PathState.OPEN
         self._effects.append(Announce(peer_id))
@@ -408,8 +402,11 @@ class PrefillMachine:
         peer.asked.add(generation)
         self._answer_drained(peer, generation)
 
-    def on_path_closed(self, peer_id: bytes, error: str) -> None:
-        """The path is closed: no write on it is in flight; its transfers fail."""
+    def on_path_closed(self, peer_id: bytes, error: str, *, drained: bool) -> None:
+        """The path is closed: nothing reads our memory for it any more; its transfers fail.
+
+        Without `drained`, bytes that had left may still reach decode's memory.
+        """
         peer = self.peers.get(peer_id)
         if peer is None:
             return
@@ -418,15 +415,18 @@ class PrefillMachine:
         for sending in self._of_peer(peer_id):
             self._fail(sending, failure)
         for generation in list(peer.legs):
+            busy = any(not leg.drained for _, leg in self._legs(peer, generation))
+            if busy and not drained:
+                peer.unproven.add(generation)
             self.on_cancelled(peer_id, generation)
         if peer.gone:
             self.peers.pop(peer_id, None)
-            if peer.drained_asked_by:
+            if peer.drained_asked_by and not peer.unproven:
                 self._effects.append(
                     Tell(peer.drained_asked_by, Drained(decode_incarnation=peer_id))
                 )
         else:
-            self._reject(peer, failure)
+            self._lane_failed(peer, str(failure))
 
     # -- time --------------------------------------------------------------------------------
     def tick(self, now: float) -> None:
@@ -437,8 +437,8 @@ class PrefillMachine:
                 text = f"no receive came for room {sending.room} before its deadline"
                 if came:
                     text = (
-                        f"room {sending.room}: {came} of {sending.receiver_count} receivers had come"
-                        " and placed pages before its deadline"
+                        f"room {sending.room}: {came} of {sending.receiver_count} receivers had "
+                        "come and placed pages before its deadline"
                     )
                 self._fail(sending, PeerError(text, retryable=True))
             elif sending.state in (State.READY, State.MOVING, State.SENT):
@@ -541,8 +541,8 @@ class PrefillMachine:
                 )
             if not chunk.last and end > place.tokens:
                 raise TransferError(
-                    f"room {sending.room}: a chunk that is not the last ends at token {end}, decode "
-                    f"expects tokens={place.tokens}"
+                    f"room {sending.room}: a chunk that is not the last ends at token {end}, "
+                    f"decode expects tokens={place.tokens}"
                 )
             begin = max(first, place.prefix_tokens)
             if begin < min(end, place.tokens):
@@ -556,14 +556,12 @@ class PrefillMachine:
             return
         place = leg.place
         assert place is not None
-        owed = leg.plan.length_bytes(
-            {name: (place.prefix_tokens, place.tokens) for name in leg.pages}
-        )
+        owed = leg.plan.length_bytes(dict.fromkeys(leg.pages, (place.prefix_tokens, place.tokens)))
         if owed != leg.bytes_planned:
             raise TransferError(
                 f"room {sending.room}: the chunks hold {leg.bytes_planned} bytes, the request of "
-                f"{place.tokens} tokens from {place.prefix_tokens} on is {owed}; send every page and "
-                "every layer",
+                f"{place.tokens} tokens from {place.prefix_tokens} on is {owed}; send every page "
+                "and every layer",
                 fields={"length_bytes": f"prefill={leg.bytes_planned}, decode={owed}"},
             )
         payload = CommitPayload(
@@ -631,7 +629,7 @@ class PrefillMachine:
 
     def _answer_drained(self, peer: DecodePeer, generation: int) -> None:
         """Say `Drained` where decode has asked, once nothing of the generation is alive here."""
-        if generation in peer.asked and generation not in peer.legs:
+        if generation in peer.asked and generation not in peer.legs.keys() | peer.unproven:
             peer.asked.discard(generation)
             self._effects.append(Tell(peer.peer_id, Drained(generation=generation)))
 
@@ -647,11 +645,9 @@ class PrefillMachine:
             if peer.path is PathState.OPEN:
                 self._effects.append(Announce(peer.peer_id))
 
-    def _reject(self, peer: DecodePeer, error: PdxferError) -> None:
-        told = error.to_wire()
-        self._effects.append(
-            Tell(peer.peer_id, Reject(code=told["code"], text=told["text"], fields=told["fields"]))
-        )
+    def _lane_failed(self, peer: DecodePeer, text: str) -> None:
+        message = LaneFailed(revision=peer.revision, lane=peer.lane, text=text)
+        self._effects.append(Tell(peer.peer_id, message))
 
     def _tell_failed(self, peer: bytes, generation: int, worker: int, error: PdxferError) -> None:
         told = error.to_wire()

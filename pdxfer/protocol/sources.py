@@ -53,6 +53,8 @@ class Link:
     """The life behind it; empty while there is none."""
     error: PdxferError | None = None
     """Why it was refused; a later life clears it."""
+    problem: str = ""
+    """What keeps it from coming up, in words; it goes on trying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ def gather(
             raise link.error
         peer = peers.get(link.peer_id) if link is not None else None
         if peer is None or not peer.revision:
-            pending = pending or f"no answer from the prefill agent at {control}"
+            problem = link.problem if link is not None else ""
+            pending = pending or problem or f"no answer from the prefill agent at {control}"
             continue
         for worker in peer.workers.values():
             if worker.instance == instance:
@@ -112,8 +115,7 @@ def verdicts(
         refusal = peers[peer_id].refusals.get((worker_id, destination.worker_id))
         if refusal is not None:
             raise refusal
-    keyed: dict[object, Worker] = {**instance.workers}
-    judged = judge(keyed, destination)
+    judged = judge(instance.workers, destination)
     pairs: dict[SourceKey, Pair] = {}
     for key in instance.workers:
         pair = judged[key]

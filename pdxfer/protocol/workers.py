@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pdxfer.errors import LayoutMismatchError, PdxferError, RemoteProtocolError
 from pdxfer.layout import KVLayout, Plan, Rank, Side, check_pair, cover, plan
 from pdxfer.wire.messages import RankInfo, RegionInfo, WorkerInfo
+
+Key = TypeVar("Key", bound=Hashable)
+"""How a caller names its source workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def missing_ranks(workers: Iterable[Worker]) -> tuple[int, int]:
     return (len({worker.rank.index for worker in found}), found[0].rank.instance_size)
 
 
-def judge(sources: Mapping[object, Worker], destination: Worker) -> dict[object, Pair]:
+def judge(sources: Mapping[Key, Worker], destination: Worker) -> dict[Key, Pair]:
     """The verdict on every source worker of one complete instance towards one destination worker.
 
     Pure and the same on both sides. A refusal of one pair refuses them all: a transfer needs every
@@ -140,9 +144,9 @@ def judge(sources: Mapping[object, Worker], destination: Worker) -> dict[object,
             [(source.rank, source.layout) for _, source in ordered],
             (destination.rank, destination.layout),
         )
-        verdicts: dict[object, Pair] = {}
+        verdicts: dict[Key, Pair] = {}
         for (key, source), part in zip(ordered, owned, strict=True):
-            if not part:
+            if part.empty:
                 verdicts[key] = Pair(plan=None, error=None, owes=False)
                 continue
             ignore = tuple(sorted({*source.ignore_parts, *destination.ignore_parts}))

@@ -157,6 +157,17 @@ class Accept(Message, frozen=True, kw_only=True, tag="accept"):
     """Address of the send worker; decode opens an endpoint to it to learn of its death."""
 
 
+class LaneFailed(Message, frozen=True, kw_only=True, tag="lane_failed"):
+    """Prefill: the lane of this `Attach` could not be opened, or its path has broken and is closed.
+
+    No write over it is or will be in flight. Decode attaches anew, over this lane or the next one.
+    """
+
+    revision: int
+    lane: str
+    text: str
+
+
 class Reject(Message, frozen=True, kw_only=True, tag="reject"):
     """The whole session is refused: version, lanes or keys do not fit."""
 
@@ -303,6 +314,7 @@ AnyMessage = (
     | Attach
     | Accept
     | Reject
+    | LaneFailed
     | StaleSession
     | Heartbeat
     | Bye

@@ -117,7 +117,7 @@ class Node:
             case fx.ClosePath():
                 path = self.fabric.paths.get(effect.peer)
                 if path is None:
-                    self.machine.on_path_closed(effect.peer, "")
+                    self.machine.on_path_closed(effect.peer, "", drained=True)
                 else:
                     path.close()
             case fx.Post():
@@ -183,7 +183,9 @@ class Node:
                 case Cancelled():
                     self.machine.on_cancelled(event.peer, event.generation)
                 case PathClosed():
-                    self.machine.on_path_closed(event.peer, event.error)
+                    self.machine.on_path_closed(
+                        event.peer, event.error, drained=event.drained
+                    )
                 case CommitArrived():
                     self.machine.on_commit(event.peer, codec.decode_commit(event.payload), now)
                 case SenderLost():
@@ -223,7 +225,12 @@ class Cluster:
     def carry(self, node: Node, peer: bytes, message) -> None:
         frame = codec.encode(
             Envelope(
-                source=node.machine.incarnation, destination=peer, number=1, ack=0, message=message
+                source=node.machine.incarnation,
+                destination=peer,
+                session=1,
+                number=1,
+                ack=0,
+                message=message,
             )
         )
         self.control_bytes += len(frame)
