@@ -1,1 +1,24 @@
-""""""
+"""What a serving worker imports: the client of the agent beside it. Loads no torch, ZeroMQ or UCX."""
+
+from pdxfer.client.client import Cache, Client, EmbeddedAgent
+from pdxfer.client.decode import DecodeClient, Receiving
+from pdxfer.client.prefill import PrefillClient, Sending
+from pdxfer.client.transfer import Commit, Transfer
+from pdxfer.layout import Pages, PlanSummary, Rank
+from pdxfer.protocol.state import State
+
+__all__ = [
+    "Cache",
+    "Client",
+    "Commit",
+    "DecodeClient",
+    "EmbeddedAgent",
+    "Pages",
+    "PlanSummary",
+    "PrefillClient",
+    "Rank",
+    "Receiving",
+    "Sending",
+    "State",
+    "Transfer",
+]

@@ -103,7 +103,9 @@ class Inbox(Generic[M]):
         if len(self._data) < end:
             # The frame's own descriptors are here, those of a later one cannot be.
             if len(self._fds) != count:
-                raise RemoteProtocolError(f"a frame says {count} descriptors, {len(self._fds)} came")
+                raise RemoteProtocolError(
+                    f"a frame says {count} descriptors, {len(self._fds)} came"
+                )
             return None
         if len(self._fds) < count:
             raise RemoteProtocolError(f"a frame says {count} descriptors, {len(self._fds)} came")

@@ -140,6 +140,11 @@ class Connection:
             message, fds = got
             try:
                 self._server.handler.on_message(self, message, fds)
+            except BaseException as error:
+                # A bug in the handler: this worker's requests cannot be trusted to be in order any
+                # more. The loop reports the error; the other workers go on.
+                self.close(f"internal error: {error!r}")
+                raise
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -268,7 +273,9 @@ class LocalServer:
 
     def _refusal(self, uid: int) -> str:
         if uid not in self.allowed_uids:
-            return f"user {uid} may not attach to this agent; allowed_uids={sorted(self.allowed_uids)}"
+            return (
+                f"user {uid} may not attach to this agent; allowed_uids={sorted(self.allowed_uids)}"
+            )
         if len(self.connections) >= limits.WORKERS_PER_AGENT_MAX:
             return f"this agent has {limits.WORKERS_PER_AGENT_MAX} workers already, its limit"
         return ""
@@ -322,7 +329,9 @@ def _check_stale(path: str) -> None:
     except OSError as error:
         raise ConfigError(f"socket_path={path}: {error.strerror}") from error
     if not stat.S_ISSOCK(status.st_mode):
-        raise ConfigError(f"socket_path={path}: exists and is no socket; remove it or choose another")
+        raise ConfigError(
+            f"socket_path={path}: exists and is no socket; remove it or choose another"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         outcome = probe.connect_ex(path)
     if outcome != errno.ECONNREFUSED:

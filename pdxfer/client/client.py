@@ -1,0 +1,387 @@
+"""What both kinds of client do: attach a cache to the agent beside this worker, follow transfers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
+
+import pdxfer
+from pdxfer import limits
+from pdxfer.client.channel import Channel
+from pdxfer.client.pages import check_seconds
+from pdxfer.client.transfer import Transfer
+from pdxfer.errors import ConfigError, PdxferError, RemoteProtocolError
+from pdxfer.layout import Rank
+from pdxfer.local.board import BoardReader
+from pdxfer.local.messages import (
+    AbortTransfer,
+    AgentHello,
+    AttachWorker,
+    FromAgent,
+    MemoryInfo,
+    Opened,
+    OpenReceive,
+    OpenSend,
+    Outcome,
+    Refused,
+    ReleaseSlot,
+    WorkerHello,
+)
+from pdxfer.memory import SharedMemory
+from pdxfer.protocol.state import FINAL, State
+from pdxfer.wire.messages import RankInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdxfer.layout import KVLayout
+    from pdxfer.memory import MemoryRange
+
+_RELAYOUT = (None, "allow", "never")
+_EMBEDDED_CACHES: weakref.WeakKeyDictionary[EmbeddedAgent, dict[int, list[object]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""What an agent of this process may still write, by the client that attached it: caches, and exports
+of their shared memory, which can therefore not be closed. (A daemon has mappings of its own.) Kept
+until the agent is gone, or the client has closed with no transfer left."""
+
+
+class Cache(Protocol):
+    """What a client attaches; a pool is one."""
+
+    @property
+    def layout(self) -> KVLayout:
+        """What the bytes mean."""
+        ...
+
+    @property
+    def memory(self) -> Sequence[MemoryRange]:
+        """One range per region of the layout, in order."""
+        ...
+
+
+class EmbeddedAgent(Protocol):
+    """An agent on a thread of this process."""
+
+    @property
+    def socket_path(self) -> str:
+        """Where it listens, as a daemon would."""
+        ...
+
+
+T = TypeVar("T", bound=Transfer)
+
+
+class Client:
+    """A worker's connection to its agent. Any thread may use it; it starts none.
+
+    Ownership: the agent writes the cache's memory only inside transfers. Keep the cache until the
+    client is closed and every transfer has given its pages back.
+    """
+
+    role: ClassVar[str]
+    """`prefill` or `decode`."""
+    transfer_class: ClassVar[type[Transfer]]
+
+    def __init__(  # noqa: PLR0913 the surface of DESIGN 9
+        self,
+        agent: str | os.PathLike[str] | EmbeddedAgent,
+        cache: Cache,
+        *,
+        rank: Rank = Rank(),  # noqa: B008 frozen
+        instance: str = "",
+        relayout: str | None = None,
+        ignore_parts: Sequence[str] = (),
+        timeout_s: float = limits.LOCAL_REQUEST_TIMEOUT_S,
+    ) -> None:
+        """Connect to the agent and attach the cache.
+
+        Args:
+            agent: path of the daemon's socket, or an agent of `pdxfer.embedded`.
+            cache: anything with `layout` and `memory`, a pool for example.
+            rank: which rank of its instance this worker is.
+            instance: name of the model instance its ranks share.
+            relayout: `allow` or `never`; None: the layout's own default.
+            ignore_parts: parts that may be missing on the other side.
+            timeout_s: how long the agent may take to answer.
+
+        Raises:
+            ConfigError: a wrong argument, or memory that this agent cannot map.
+            DaemonUnavailableError: no agent there, or it does not answer.
+            ResourceError: the agent has too many workers.
+            Nothing stays attached after a raise.
+        """
+        if relayout not in _RELAYOUT:
+            raise ConfigError(f"relayout={relayout!r}: must be 'allow', 'never' or None")
+        self.timeout_s = check_seconds("timeout_s", timeout_s)
+        self.cache = cache
+        self.layout = cache.layout
+        self._lock = threading.Lock()
+        self._live: dict[int, Transfer] = {}
+        """By slot: transfers whose slot the agent has not got back."""
+        self._by_request: dict[int, Transfer] = {}
+        self._opening: dict[int, int] = {}
+        """Request number to room, of transfers asked for."""
+        self._ended: deque[Transfer] = deque(maxlen=limits.FINISHED_KEPT_MAX)
+        self._closed = False
+        path = os.fspath(agent) if isinstance(agent, (str, os.PathLike)) else agent.socket_path
+        self._agent = None if isinstance(agent, (str, os.PathLike)) else agent
+        memory, fds = describe_memory(cache, embedded=self._agent is not None)
+        self.channel = Channel(path, self.timeout_s)
+        try:
+            self.hello = self._greet()
+            self.channel.on_message = self._on_message
+            attach = AttachWorker(
+                request=self.channel.new_request(),
+                instance=instance,
+                rank=_rank_info(rank),
+                layout=self.layout.to_wire(),
+                relayout=relayout or self.layout.relayout,
+                ignore_parts=list(ignore_parts),
+                memory=memory,
+            )
+            self._hold_cache()
+            self.channel.request(attach, fds)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- what an application calls -------------------------------------------------------------
+    def finished(self) -> list[Transfer]:
+        """Transfers that became final or quarantined since the last call, each once.
+
+        A quarantined one is listed again when it becomes FAILED. Reads the board only: no system
+        call while nothing has changed on it, so that it can be called each step. It does not see
+        the agent's death; every other call does, and `check_agent`.
+
+        Cost: one memory read per live transfer. At most `limits.FINISHED_KEPT_MAX` are kept.
+        """
+        self._settle_changed()
+        listed: list[Transfer] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                listed.append(self._ended.popleft())
+        return listed
+
+    def check_agent(self) -> None:
+        """Look whether the agent is alive, without waiting.
+
+        Raises: DaemonUnavailableError when it is gone.
+        """
+        self.channel.collect()
+        self.channel.check()
+
+    def close(self) -> None:
+        """Detach. Live transfers are aborted by the agent; their last states stay readable.
+
+        Idempotent. Threads that wait get a `DaemonUnavailableError`.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._settle_changed()
+        idle = not self._live
+        self.channel.close()
+        if idle and self._agent is not None:
+            _EMBEDDED_CACHES.get(self._agent, {}).pop(id(self), None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # -- what transfers call -------------------------------------------------------------------
+    def settle(self, transfer: Transfer) -> None:
+        """List the transfer if it has ended, and give its slot back once its outcome is read."""
+        with self._lock:
+            word = self.word(transfer.slot)
+            if transfer.final is not None or word == transfer.settled_word:
+                return
+            state = transfer.poll()
+            if state in FINAL:
+                if transfer.explained(state) or self.channel.failure is not None:
+                    transfer.final = state
+                    self._release(transfer)
+                    self._list(transfer)
+            elif state is not State.QUARANTINED:
+                transfer.settled_word = word
+            elif transfer.explained(state) or self.channel.failure is not None:
+                transfer.settled_word = word
+                self._list(transfer)
+
+    def post_abort(self, transfer: Transfer, reason: str) -> None:
+        """Tell the agent; silently nothing when it is gone."""
+        message = AbortTransfer(
+            transfer=transfer.slot, sequence=transfer.sequence, reason=reason[:1024]
+        )
+        with contextlib.suppress(PdxferError):
+            self.channel.post(message)
+
+    # -- for the two roles ---------------------------------------------------------------------
+    def open_transfer(self, message: OpenSend | OpenReceive, kind: type[T]) -> T:
+        """Ask for a transfer, and wait for its slot."""
+        self._settle_changed()
+        with self._lock:
+            self._opening[message.request] = message.room
+        try:
+            answer, _ = self.channel.request(message)
+        finally:
+            with self._lock:
+                self._opening.pop(message.request, None)
+        transfer = self._by_request.get(message.request)
+        if not isinstance(answer, Opened) or not isinstance(transfer, kind):
+            raise RemoteProtocolError(
+                f"the agent answered {type(message).__name__} with {type(answer).__name__}"
+            )
+        return transfer
+
+    # -- inside --------------------------------------------------------------------------------
+    def _greet(self) -> AgentHello:
+        """First exchange: who we are, which agent this is, its board."""
+        hello = WorkerHello(
+            request=self.channel.new_request(),
+            version=pdxfer.__version__,
+            role=self.role,
+            pid=os.getpid(),
+        )
+        answer, fds = self.channel.request(hello)
+        try:
+            if not isinstance(answer, AgentHello) or len(fds) != 2:
+                raise RemoteProtocolError(
+                    f"the agent answered WorkerHello with {type(answer).__name__} and {len(fds)} "
+                    "descriptors, not with AgentHello and 2"
+                )
+            if (answer.version, answer.role) != (pdxfer.__version__, self.role):
+                raise ConfigError(
+                    f"this worker is a {self.role} worker of pdxfer {pdxfer.__version__}, the agent "
+                    f"at {self.channel.socket_path} a {answer.role} agent of {answer.version}: both "
+                    "must be the same"
+                )
+            self.board = BoardReader(fds[0], answer.board_slots)
+            self.word = self.board.word
+            self.channel.watch(fds.pop())
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return answer
+
+    def _hold_cache(self) -> None:
+        if self._agent is not None:
+            owners = (part.owner for part in self.cache.memory)
+            exports = [memoryview(owner.buffer) for owner in owners if isinstance(owner, SharedMemory)]
+            _EMBEDDED_CACHES.setdefault(self._agent, {})[id(self)] = [self.cache, *exports]
+
+    def _on_message(self, message: FromAgent) -> None:
+        """Whatever the agent says, on the thread that reads."""
+        if isinstance(message, Opened):
+            self._on_opened(message)
+        elif isinstance(message, Outcome):
+            with self._lock:
+                transfer = self._live.get(message.transfer)
+            if transfer is not None and transfer.sequence == message.sequence:
+                transfer.hear(message)
+        elif isinstance(message, Refused):
+            transfer = self._by_request.get(message.request)
+            if transfer is not None:
+                transfer.refusal = message
+                transfer.abort(message.text)
+
+    def _on_opened(self, message: Opened) -> None:
+        """Made here, not by the thread that asked: its first outcome may follow at once."""
+        with self._lock:
+            room = self._opening.pop(message.request, 0)
+            transfer = self.transfer_class(
+                self, room, message.transfer, message.sequence, message.request
+            )
+            self._live[message.transfer] = transfer
+            self._by_request[message.request] = transfer
+        if not room:
+            # Whoever asked has given up waiting: nobody will ever use this transfer.
+            transfer.abort("the worker stopped waiting for the answer")
+
+    def _settle_changed(self) -> None:
+        with self._lock:
+            changed = [
+                transfer
+                for transfer in self._live.values()
+                if self.word(transfer.slot) != transfer.settled_word
+            ]
+        if not changed:
+            return
+        self.channel.collect()
+        for transfer in changed:
+            self.settle(transfer)
+
+    def _release(self, transfer: Transfer) -> None:
+        del self._live[transfer.slot]
+        del self._by_request[transfer.request]
+        with contextlib.suppress(PdxferError):
+            self.channel.post(ReleaseSlot(transfer=transfer.slot, sequence=transfer.sequence))
+
+    def _list(self, transfer: Transfer) -> None:
+        if transfer.room:
+            self._ended.append(transfer)
+
+
+def describe_memory(cache: Cache, *, embedded: bool) -> tuple[list[MemoryInfo], list[int]]:
+    """The cache's memory as the agent gets it, and the descriptors that go with it, each once.
+
+    Raises: ConfigError when it does not fit the layout, or a daemon could not map it.
+    """
+    regions = cache.layout.regions
+    if len(cache.memory) != len(regions):
+        raise ConfigError(
+            f"cache.memory has {len(cache.memory)} ranges, its layout {len(regions)} regions"
+        )
+    fds: list[int] = []
+    infos = []
+    for index, (part, region) in enumerate(zip(cache.memory, regions, strict=True)):
+        if part.length_bytes < region.length_bytes:
+            raise ConfigError(
+                f"cache.memory[{index}] has {part.length_bytes} bytes, region {index} of its layout "
+                f"{region.length_bytes}"
+            )
+        infos.append(_memory_info(index, part, region.length_bytes, fds, embedded=embedded))
+    if len(fds) > limits.LOCAL_FDS_MAX:
+        raise ConfigError(
+            f"cache.memory lies in {len(fds)} memfds, at most {limits.LOCAL_FDS_MAX} can be handed "
+            "over: put several regions into one pdxfer.memory.allocate"
+        )
+    return infos, fds
+
+
+def _memory_info(
+    index: int, part: MemoryRange, length_bytes: int, fds: list[int], *, embedded: bool
+) -> MemoryInfo:
+    if embedded:
+        return MemoryInfo(kind="address", address=part.address, length_bytes=length_bytes)
+    if part.fd < 0:
+        raise ConfigError(
+            f"cache.memory[{index}] is not in a memfd, so a daemon cannot map it: use memory from "
+            "pdxfer.memory.allocate, or an agent inside this process (pdxfer.embedded)"
+        )
+    if part.fd not in fds:
+        fds.append(part.fd)
+    return MemoryInfo(
+        kind="memfd",
+        length_bytes=length_bytes,
+        offset_bytes=part.offset_bytes,
+        fd_index=fds.index(part.fd),
+    )
+
+
+def _rank_info(rank: Rank) -> RankInfo:
+    return RankInfo(
+        tp=rank.tp,
+        tp_size=rank.tp_size,
+        pp=rank.pp,
+        pp_size=rank.pp_size,
+        cp=rank.cp,
+        cp_size=rank.cp_size,
+    )

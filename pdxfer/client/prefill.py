@@ -1,0 +1,195 @@
+"""The prefill worker's client: it opens rooms and sends the pages it has filled."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from pdxfer import limits
+from pdxfer.client.client import Client
+from pdxfer.client.pages import (
+    check_count,
+    check_layers,
+    check_room,
+    check_seconds,
+    normalise,
+    pack,
+)
+from pdxfer.client.transfer import Transfer
+from pdxfer.errors import ConfigError, DaemonUnavailableError, LocalProtocolError
+from pdxfer.local.messages import OpenSend, SendChunk
+from pdxfer.protocol.state import RETURNED_AT_PREFILL, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_ENDED = frozenset({State.SENT, State.COMMITTED, State.FENCING, State.QUARANTINED, State.FAILED})
+
+
+class Event(Protocol):
+    """A GPU event: `torch.cuda.Event` for example."""
+
+    def synchronize(self) -> object:
+        """Block until the work recorded before it is done."""
+        ...
+
+
+class Sending(Transfer):
+    """A room's cache on its way out of this worker; its source pages are the worker's from SENT on.
+
+    One thread at a time may call `send`.
+    """
+
+    returned = RETURNED_AT_PREFILL
+    _client: PrefillClient
+    _last_sent = False
+
+    @property
+    def prefix_tokens(self) -> int | None:
+        """Tokens that decode has already and that are not sent; known from READY on, else None."""
+        if self.outcome is None and self.poll() is not State.WAITING:
+            self._client.channel.collect()
+        return None if self.outcome is None else self.outcome.prefix_tokens
+
+    def send(
+        self,
+        pages: object,
+        *,
+        tokens: int | None = None,
+        layers: Iterable[int] | None = None,
+        last: bool = True,
+        aux: bytes = b"",
+        after: Event | None = None,
+    ) -> None:
+        """Send a chunk; returns once the agent has it. The pages are the agent's until SENT.
+
+        Args:
+            pages: ids of the only group, or `{group: ids}`. They begin at token 0, or where the
+                previous chunk of these layers ended; `Pages` in place of ids says itself.
+            tokens: of the whole request; with the last chunk at the latest. None then: to the end
+                of the last page.
+            layers: global layers whose bytes these are; None: all.
+            last: nothing follows.
+            aux: handed to the decode worker with the commit, at most `limits.AUX_BYTES_MAX`.
+            after: waited for first, on this thread: the work that fills the pages.
+
+        What only the agent can tell (a list too short for its tokens, chunks that overlap) fails the
+        transfer: its error says so.
+
+        Raises:
+            ConfigError: a wrong argument, for example a page id out of range; nothing was sent.
+            LocalProtocolError: the last chunk has been sent.
+            DaemonUnavailableError: the agent is gone, or did not take the chunk within the client's
+                `timeout_s` (the transfer is aborted then).
+            The transfer's own error: it has failed already.
+        """
+        self._check_open()
+        self._check_aux(aux, last=last)
+        check_count("tokens", tokens, 1)
+        layout = self._client.layout
+        chunk = SendChunk(
+            request=self.request,
+            transfer=self.slot,
+            groups=pack(normalise(layout, pages, {})),
+            tokens=tokens,
+            layers=None if layers is None else check_layers(layout, layers),
+            last=last,
+            aux=bytes(aux),
+        )
+        if after is not None:
+            after.synchronize()
+        self._post(chunk)
+        self._last_sent = last
+
+    # -- inside --------------------------------------------------------------------------------
+    def _check_open(self) -> None:
+        if self._last_sent:
+            raise LocalProtocolError(f"room {self.room}: its last chunk has been sent")
+        error = self.error
+        if error is not None:
+            raise error
+        if self.poll() in _ENDED:
+            raise LocalProtocolError(f"room {self.room} is {self.poll().name}: nothing can follow")
+
+    @staticmethod
+    def _check_aux(aux: bytes, *, last: bool) -> None:
+        if len(aux) > limits.AUX_BYTES_MAX:
+            raise ConfigError(f"aux has {len(aux)} bytes, at most {limits.AUX_BYTES_MAX} can travel")
+        if aux and not last:
+            raise ConfigError("aux travels with the last chunk: give it there (last=True)")
+
+    def _post(self, chunk: SendChunk) -> None:
+        channel = self._client.channel
+        channel.post(chunk)
+        timeout_s = self._client.timeout_s
+        if channel.drained() or channel.wait_until(
+            channel.drained, time.monotonic() + timeout_s
+        ):
+            return
+        self.abort("the agent did not take a chunk")
+        raise DaemonUnavailableError(
+            f"the agent at {channel.socket_path} did not read a chunk of room {self.room} within "
+            f"timeout_s={timeout_s:g}; the transfer is aborted"
+        )
+
+
+class PrefillClient(Client):
+    """A prefill worker's connection to its agent."""
+
+    role = "prefill"
+    transfer_class = Sending
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where decode agents reach this agent: what decode passes as `prefill=`."""
+        return tuple(self.hello.addresses)
+
+    def open(
+        self, room: int, *, deadline_s: float | None = None, lease_s: float = limits.LEASE_S
+    ) -> Sending:
+        """Hold a room, so that decode can be matched before the first page is filled.
+
+        Args:
+            room: from 1, 64 bits; the same at decode.
+            deadline_s: how long it may stay unmatched; None: `limits.UNMATCHED_DEADLINE_S`.
+            lease_s: once matched, how long it goes on without a sign of decode.
+
+        Raises:
+            LayoutMismatchError: decode is waiting in this room, and its layout cannot be joined.
+            LocalProtocolError: the room is open already.
+            ResourceError: too many live transfers.
+            DaemonUnavailableError: the agent is gone or does not answer.
+        """
+        check_room(room)
+        deadline_s = limits.UNMATCHED_DEADLINE_S if deadline_s is None else deadline_s
+        message = OpenSend(
+            request=self.channel.new_request(),
+            room=room,
+            deadline_s=check_seconds("deadline_s", deadline_s),
+            lease_s=check_seconds("lease_s", lease_s),
+        )
+        return self.open_transfer(message, Sending)
+
+    def send(  # noqa: PLR0913 the surface of DESIGN 9
+        self,
+        room: int,
+        pages: object,
+        *,
+        tokens: int | None = None,
+        layers: Iterable[int] | None = None,
+        last: bool = True,
+        aux: bytes = b"",
+        deadline_s: float | None = None,
+        lease_s: float = limits.LEASE_S,
+    ) -> Sending:
+        """`open` and the first `Sending.send` in one call; raises what they raise.
+
+        When the chunk is refused, the room is given up.
+        """
+        sending = self.open(room, deadline_s=deadline_s, lease_s=lease_s)
+        try:
+            sending.send(pages, tokens=tokens, layers=layers, last=last, aux=aux)
+        except BaseException:
+            sending.abort("its first chunk was refused")
+            raise
+        return sending

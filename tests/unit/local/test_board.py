@@ -1,0 +1,234 @@
+"""The status board: one writer, read-only readers, waits that end."""
+
+import fcntl
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from pdxfer import _core
+from pdxfer.errors import LocalProtocolError, ResourceError
+from pdxfer.local.board import LANES, BoardReader, BoardWriter, Entry
+from pdxfer.protocol.state import State
+
+INCARNATION = bytes(range(16))
+PEER = bytes(range(16, 32))
+
+
+@pytest.fixture
+def writer():
+    board = BoardWriter(4, INCARNATION)
+    yield board
+    board.close()
+
+
+@pytest.fixture
+def reader(writer):
+    return BoardReader(writer.fd, writer.slots)
+
+
+def test_states_cross(writer, reader):
+    slot, sequence = writer.allocate(7)
+    assert reader.state(slot, sequence) is State.WAITING
+    for state in State:
+        writer.publish(slot, state)
+        assert reader.state(slot, sequence) is state
+        assert reader.word(slot) == sequence << 8 | state
+
+
+def test_line_is_64_bytes():
+    assert _core.board_bytes(0) == 64
+    assert _core.board_bytes(4096) - _core.board_bytes(4095) == 64
+
+
+def test_details_cross(writer, reader):
+    slot, sequence = writer.allocate((1 << 64) - 1, (1 << 64) - 2, "cma", PEER)
+    whole = Entry((1 << 64) - 1, (1 << 64) - 2, "cma", PEER, 1, 0)
+    assert reader.entry(slot, sequence) == whole
+    writer.set_details(slot, lane="tcp", peer_count=3, bytes_done=1 << 40)
+    assert reader.entry(slot, sequence) == Entry(whole.room, whole.generation, "tcp", PEER, 3, 1 << 40)
+    assert reader.incarnation == INCARNATION
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_lane_names_cross(writer, reader, lane):
+    slot, sequence = writer.allocate(1, lane=lane)
+    entry = reader.entry(slot, sequence)
+    assert entry is not None
+    assert entry.lane == lane
+
+
+def test_slots_run_out_and_come_back(writer, reader):
+    taken = [writer.allocate(room) for room in range(1, 5)]
+    assert sorted(slot for slot, _ in taken) == [0, 1, 2, 3]
+    with pytest.raises(ResourceError, match="all 4 transfers") as caught:
+        writer.allocate(5)
+    assert caught.value.retryable
+    slot, sequence = taken[2]
+    writer.release(slot, sequence)
+    assert writer.live == 3
+    assert reader.state(slot, sequence) is None
+    assert reader.entry(slot, sequence) is None
+    again, later = writer.allocate(6)
+    assert again == slot
+    assert later > sequence
+    assert reader.state(slot, sequence) is None
+    assert reader.state(slot, later) is State.WAITING
+    assert reader.entry(slot, later) == Entry(6, 0, "", bytes(16), 0, 0)
+
+
+def test_sequences_never_repeat(writer):
+    seen = set()
+    for room in range(1, 50):
+        slot, sequence = writer.allocate(room)
+        seen.add(sequence)
+        writer.release(slot, sequence)
+    assert len(seen) == 49
+
+
+def test_only_a_live_use_is_written_or_released(writer):
+    with pytest.raises(LocalProtocolError):
+        writer.publish(0, State.READY)
+    slot, sequence = writer.allocate(1)
+    with pytest.raises(LocalProtocolError):
+        writer.release(slot, sequence + 1)
+    writer.release(slot, sequence)
+    with pytest.raises(LocalProtocolError):
+        writer.release(slot, sequence)
+    with pytest.raises(LocalProtocolError):
+        writer.set_details(slot, lane="tcp")
+
+
+def test_slot_out_of_range_is_an_index_error(reader):
+    with pytest.raises(IndexError):
+        reader.word(4)
+
+
+def test_worker_cannot_map_it_writable(writer):
+    size = os.fstat(writer.fd).st_size
+    with pytest.raises(PermissionError):
+        mmap.mmap(writer.fd, size)
+    view = mmap.mmap(writer.fd, size, prot=mmap.PROT_READ)
+    with pytest.raises(TypeError):
+        view[0] = 1
+    with pytest.raises(PermissionError):
+        os.pwrite(writer.fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(writer.fd, 0)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(writer.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+def test_reader_refuses_what_is_no_board(writer):
+    fd = os.memfd_create("no board")
+    try:
+        os.ftruncate(fd, _core.board_bytes(4))
+        with pytest.raises(OSError, match="Invalid argument"):
+            BoardReader(fd, 4)
+        with pytest.raises(OSError, match="Invalid argument"):
+            BoardReader(writer.fd, 5)
+    finally:
+        os.close(fd)
+
+
+def test_publish_makes_the_eventfd_readable(writer):
+    slot, _ = writer.allocate(1)
+    writer.publish(slot, State.READY)
+    assert os.eventfd_read(writer.eventfd) == 2
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(writer.eventfd)
+
+
+def test_full_eventfd_does_not_stop_the_agent(writer):
+    os.eventfd_write(writer.eventfd, (1 << 64) - 2)
+    slot, _ = writer.allocate(1)
+    writer.publish(slot, State.READY)
+
+
+def test_wait_returns_at_once_when_the_state_is_another(writer, reader):
+    slot, sequence = writer.allocate(1)
+    assert reader.wait(slot, sequence, State.READY, 60) is State.WAITING
+
+
+def test_wait_times_out(writer, reader):
+    slot, sequence = writer.allocate(1)
+    before = time.monotonic()
+    assert reader.wait(slot, sequence, State.WAITING, 0.02) is State.WAITING
+    assert 0.02 <= time.monotonic() - before < 5
+
+
+@pytest.mark.parametrize("timeout", [-1.0, float("nan"), float("inf"), 1e10])
+def test_wait_refuses_a_bad_timeout(writer, reader, timeout):
+    with pytest.raises(ValueError, match="timeout_s"):
+        reader.wait(0, 0, State.WAITING, timeout)
+
+
+def test_wait_is_woken_and_leaves_the_gil_free(writer, reader):
+    slot, sequence = writer.allocate(1)
+    seen = []
+    waiter = threading.Thread(
+        target=lambda: seen.append(reader.wait(slot, sequence, State.WAITING, 60))
+    )
+    waiter.start()
+    writer.publish(slot, State.READY)
+    waiter.join(30)
+    assert seen == [State.READY]
+
+
+def test_wait_in_another_process_is_woken(writer):
+    slot, sequence = writer.allocate(1)
+    code = (
+        "import sys; from pdxfer.local.board import *; "
+        "r = BoardReader(int(sys.argv[1]), 4); print('up', flush=True); "
+        "print(r.wait(int(sys.argv[2]), int(sys.argv[3]), State.WAITING, 30).name)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(writer.fd), str(slot), str(sequence)],
+        pass_fds=[writer.fd],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        writer.publish(slot, State.COMMITTED)
+        assert child.stdout.read() == "COMMITTED\n"
+
+
+def test_signal_handler_runs_and_its_exception_ends_the_wait(writer, reader):
+    class StopWaiting(Exception):
+        pass
+
+    def handler(number, frame):
+        raise StopWaiting
+
+    slot, sequence = writer.allocate(1)
+    old = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(StopWaiting):
+            reader.wait(slot, sequence, State.WAITING, 60)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+
+
+def test_signal_without_exception_does_not_end_the_wait(writer, reader):
+    slot, sequence = writer.allocate(1)
+    old = signal.signal(signal.SIGALRM, lambda number, frame: writer.publish(slot, State.READY))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        assert reader.wait(slot, sequence, State.WAITING, 60) is State.READY
+    finally:
+        signal.signal(signal.SIGALRM, old)
+
+
+def test_close_leaves_readers_their_last_words(writer, reader):
+    slot, sequence = writer.allocate(1)
+    writer.publish(slot, State.COMMITTED)
+    writer.close()
+    writer.close()
+    assert reader.state(slot, sequence) is State.COMMITTED
