@@ -173,8 +173,7 @@ class Agent(ABC):
 
     def ucx_version(self) -> str:
         """Of the library behind the UCX lanes; empty without one."""
-        versions = {getattr(fabric, "ucx_version", "") for fabric in self.lanes.made()}
-        return max(versions, default="")
+        return max((fabric.version for fabric in self.lanes.made()), default="")
 
     def now(self) -> float:
         """The agent's clock, monotonic seconds."""

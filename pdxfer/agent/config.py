@@ -16,7 +16,7 @@ class AgentConfig:
     socket_path: str
     """Unix socket for the workers beside this agent."""
     bind: str = "tcp://127.0.0.1:0"
-    """Prefill: control address to listen on."""
+    """Prefill: control address to listen on. Both: the UCX lanes use the device that has it."""
     advertise: str = ""
     """Prefill: control address told to workers, where `bind` is not the one to use."""
     lanes: tuple[str, ...] = ("cma", "tcp")

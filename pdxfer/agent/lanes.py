@@ -67,18 +67,6 @@ class Lanes:
             fabric.close(limits.ENGINE_CLOSE_DEADLINE_S)
 
 
-def probe(lanes: Lanes) -> dict[str, str]:
-    """Lane name to why it cannot be had here; empty text: it can."""
-    found: dict[str, str] = {}
-    for name in lanes.names:
-        try:
-            lanes.fabric(name)
-            found[name] = ""
-        except PdxferError as error:
-            found[name] = str(error)
-    return found
-
-
 def drain(fabric: Fabric, handle: Callable[[Fabric, FabricEvent], None]) -> None:
     """Hand everything that happened on a lane to `handle`, in order."""
     for event in fabric.drain():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.decode import DecodeAgent
+from pdxfer.agent.host import device_of
 from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.prefill import PrefillAgent
 from pdxfer.errors import ConfigError
@@ -19,7 +20,8 @@ def ucx_fabrics(config: AgentConfig) -> MakeFabric:
     def make(lane: str) -> Fabric:
         from pdxfer.fabric.ucx import UcxFabric  # loads UCX: only where a lane is really used
 
-        return UcxFabric(lane, ucx=config.ucx, net_device=config.net_device)
+        device = config.net_device or device_of(config.bind)
+        return UcxFabric(lane, ucx=config.ucx, net_device=device)
 
     return make
 

@@ -41,7 +41,10 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     bind: Annotated[
         str,
-        _Meta(description="control address to listen on; port 0 takes a free one", extra=_PREFILL),
+        _Meta(
+            description="address to serve on: prefill's control socket (port 0 takes a free one), "
+            "and by its network device the lanes of both"
+        ),
     ] = DEFAULT_BIND
     advertise: Annotated[
         str,

@@ -168,6 +168,8 @@ class Fabric(Protocol):
 
     lane: str
     capabilities: Capabilities
+    version: str
+    """Of the library behind the lane; peers agree in major.minor. Empty: there is none."""
 
     def fileno(self) -> int:
         """A descriptor that is readable when `drain` has something."""

@@ -223,6 +223,7 @@ class InprocFabric:
     """One agent's end of the hub. `identity` is the agent's incarnation."""
 
     lane = "inproc"
+    version = ""
 
     def __init__(self, hub: Hub, identity: bytes, *, handler_proves_silence: bool = True) -> None:
         self.hub = hub

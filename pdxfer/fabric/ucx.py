@@ -152,6 +152,7 @@ class UcxFabric:
         self.lane = lane
         self.capabilities = CAPABILITIES[lane]
         self.runtime: UcxRuntime = load_ucx(ucx)
+        self.version = self.runtime.version
         self._engine: Engine = self.runtime.module.Engine(
             lane=lane,
             net_devices=net_device,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pdxfer import limits
 from pdxfer.errors import (
-    ConfigError,
     LayoutMismatchError,
     LocalProtocolError,
     PdxferError,
@@ -19,9 +18,10 @@ from pdxfer.errors import (
     TransferError,
     from_wire,
 )
-from pdxfer.layout import Pages, PlanSummary, check_page_ids
+from pdxfer.layout import Pages, PlanSummary
 from pdxfer.protocol.effects import Announce, Effect, Free, Show, Tell, WatchSender
 from pdxfer.protocol.held import HeldPages
+from pdxfer.protocol.placing import check_places, commit_fault, place_message
 from pdxfer.protocol.receiving import Debt, Receiving, SourceKey
 from pdxfer.protocol.sources import Link, PrefillPeer, gather, split_address, verdicts
 from pdxfer.protocol.state import FINAL, State
@@ -35,15 +35,12 @@ from pdxfer.wire.messages import (
     Committed,
     Drained,
     Failed,
-    GroupPages,
     Heartbeat,
     LaneFailed,
     Matched,
     Message,
-    Place,
     Receive,
 )
-from pdxfer.wire.pages import pack_ids
 
 ENDING = frozenset({State.FENCING, State.QUARANTINED})
 
@@ -155,7 +152,7 @@ class DecodeMachine:
         try:
             if receiving.pages is not None:
                 raise LocalProtocolError(f"room {receiving.room}: its pages are placed already")
-            placed = self._check_pages(receiving, pages, tokens, prefix_tokens)
+            placed = check_places(receiving, pages, tokens, prefix_tokens)
             self._held[worker_id].hold(receiving.generation, placed)
         except PdxferError as error:
             self._fail(receiving, error, now)
@@ -313,7 +310,7 @@ class DecodeMachine:
         debt = receiving.debts.get((peer_id, payload.source_worker)) if receiving else None
         if receiving is None or debt is None or receiving.error is not None:
             return
-        wrong = self._commit_fault(receiving, debt, payload)
+        wrong = commit_fault(receiving, debt, payload)
         if wrong:
             self._fail(receiving, RemoteProtocolError(wrong), now)
             return
@@ -395,7 +392,7 @@ class DecodeMachine:
         for key in keys:
             place = None
             if receiving.pages is not None and key in receiving.debts:
-                place = self._place_for(receiving, key)
+                place = place_message(receiving, key)
             message = Receive(
                 room=receiving.room,
                 generation=receiving.generation,
@@ -414,79 +411,7 @@ class DecodeMachine:
 
     def _tell_places(self, receiving: Receiving) -> None:
         for key in receiving.debts:
-            self._effects.append(Tell(key[0], self._place_for(receiving, key)))
-
-    def _place_for(self, receiving: Receiving, key: SourceKey) -> Place:
-        debt, groups = receiving.debts[key], {}
-        if debt.plan is not None:
-            pages = receiving.pages or {}
-            span = (receiving.prefix_tokens, receiving.tokens)
-            debt.expected_bytes = debt.plan.length_bytes(dict.fromkeys(pages, span))
-            receiving.told.add(key[0])
-            for name, listed in pages.items():
-                encoding, ids = pack_ids(listed.ids)
-                groups[name] = GroupPages(
-                    first_token=listed.first_token, encoding=encoding, ids=ids
-                )
-        return Place(
-            generation=receiving.generation,
-            source_worker=key[1],
-            tokens=receiving.tokens,
-            prefix_tokens=receiving.prefix_tokens,
-            groups=groups,
-        )
-
-    def _check_pages(
-        self, receiving: Receiving, pages: dict[str, Pages], tokens: int, prefix_tokens: int
-    ) -> dict[str, Pages]:
-        if not 0 <= prefix_tokens <= tokens:
-            raise ConfigError(
-                f"room {receiving.room}: prefix_tokens={prefix_tokens} is not in 0..tokens={tokens}"
-            )
-        placed: dict[str, Pages] = {}
-        for group in receiving.layout.groups:
-            listed = pages.get(group.name)
-            if listed is None:
-                raise ConfigError(f"room {receiving.room}: no pages of group {group.name}")
-            check_page_ids(receiving.layout, group.name, listed.ids)
-            size = group.page_size
-            first = listed.first_token or prefix_tokens // size * size
-            if first % size:
-                raise ConfigError(
-                    f"room {receiving.room}: first_token={first} of group {group.name} is not the "
-                    f"start of a page of {size} tokens"
-                )
-            needed = max(0, -(-(tokens - first) // size))
-            if len(listed.ids) != needed and tokens > prefix_tokens:
-                raise ConfigError(
-                    f"room {receiving.room}: {len(listed.ids)} page(s) of group {group.name} from "
-                    f"token {first} on, tokens={tokens} needs {needed} of {size} tokens each",
-                    fields={"pages": str(len(listed.ids)), "tokens": str(tokens)},
-                )
-            placed[group.name] = Pages(listed.ids, first)
-        unknown = pages.keys() - placed.keys()
-        if unknown:
-            raise ConfigError(
-                f"room {receiving.room}: group {min(unknown)} is not of this layout, "
-                f"which has {', '.join(placed)}"
-            )
-        return placed
-
-    def _commit_fault(self, receiving: Receiving, debt: Debt, payload: CommitPayload) -> str:
-        room = f"room {receiving.room}"
-        if debt.plan is None or receiving.pages is None:
-            who = f"prefill worker {payload.source_worker}"
-            return f"{room}: a commit from {who}, which was told no page"
-        if payload.length_bytes != debt.expected_bytes:
-            return (
-                f"{room}: the commit says {payload.length_bytes} bytes, "
-                f"{debt.expected_bytes} are expected"
-            )
-        if payload.digest != debt.plan.digest:
-            return f"{room}: the commit names another plan"
-        if len(payload.aux) > limits.AUX_BYTES_MAX:
-            return f"{room}: aux has {len(payload.aux)} bytes, at most {limits.AUX_BYTES_MAX}"
-        return ""
+            self._effects.append(Tell(key[0], place_message(receiving, key)))
 
     def _settle(self, receiving: Receiving) -> None:
         if receiving.error is not None:

@@ -27,20 +27,18 @@ from pdxfer.protocol.effects import (
     Effect,
     Free,
     OpenPath,
-    Post,
-    PostCommit,
     Show,
     Tell,
 )
 from pdxfer.protocol.peers import DecodePeer, PathState
-from pdxfer.protocol.sending import Chunk, Leg, Sending
+from pdxfer.protocol.posting import ask_commit, check_tokens, post_chunk
+from pdxfer.protocol.sending import Leg, Sending
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.tables import SendingEvent
 from pdxfer.protocol.workers import Pair, Worker
 from pdxfer.wire.messages import (
     Abort,
     Attach,
-    CommitPayload,
     Committed,
     Drained,
     Failed,
@@ -50,10 +48,6 @@ from pdxfer.wire.messages import (
     Message,
     Place,
     Receive,
-    TokenRange,
-)
-from pdxfer.wire.messages import (
-    Chunk as ChunkMessage,
 )
 from pdxfer.wire.pages import unpack_ids
 
@@ -467,114 +461,24 @@ class PrefillMachine:
                 sending.advance(SendingEvent.BOUND)
                 self._show(sending)
             for leg in sending.legs.values():
-                self._check_tokens(sending, leg)
+                check_tokens(sending, leg)
                 while leg.chunks_posted < len(sending.chunks):
-                    self._post(sending, leg, sending.chunks[leg.chunks_posted])
+                    self._post(sending, leg)
                 if sending.complete and not leg.commit_asked:
-                    self._ask_commit(sending, leg)
+                    index = self.workers[sending.worker].rank.index
+                    self._effects.extend(ask_commit(sending, leg, index))
         except PdxferError as error:
             self._fail(sending, error)
             return
         self._settle(sending)
 
-    def _check_tokens(self, sending: Sending, leg: Leg) -> None:
-        place = leg.place
-        if place is None or sending.tokens is None or sending.tokens == place.tokens:
-            return
-        raise TransferError(
-            f"room {sending.room}: tokens differ: prefill={sending.tokens}, decode={place.tokens}; "
-            "both sides must state the same request",
-            fields={"tokens": f"prefill={sending.tokens}, decode={place.tokens}"},
-        )
-
-    def _post(self, sending: Sending, leg: Leg, chunk: Chunk) -> None:
+    def _post(self, sending: Sending, leg: Leg) -> None:
         if self.peers[leg.peer].path is not PathState.OPEN:
             raise PeerError("the path to decode is not open", retryable=True)
         if sending.state is State.READY:
             sending.advance(SendingEvent.POSTED)
             self._show(sending)
-        number, leg.chunks_posted = leg.chunks_posted, leg.chunks_posted + 1
-        ranges = self._moving_ranges(sending, leg, chunk)
-        if leg.plan is None:
-            return
-        batches = leg.plan.batches(chunk.pages, leg.pages, ranges, chunk.layers)
-        leg.bytes_planned += batches.length_bytes
-        leg.runs += len(batches.runs)
-        self._effects.append(
-            Tell(
-                leg.peer,
-                ChunkMessage(
-                    generation=leg.generation,
-                    source_worker=sending.worker,
-                    number=number,
-                    ranges={name: TokenRange(first=a, end=b) for name, (a, b) in ranges.items()},
-                    layers=None if chunk.layers is None else list(chunk.layers),
-                    length_bytes=batches.length_bytes,
-                    last=chunk.last,
-                ),
-            )
-        )
-        if len(batches.runs) == 0:
-            return
-        leg.batches_in_flight += len(batches.splits) - 1
-        self._effects.append(
-            Post(
-                peer=leg.peer,
-                generation=leg.generation,
-                source_worker=sending.worker,
-                destination_worker=leg.receive.destination_worker,
-                runs=batches.runs,
-                splits=batches.splits,
-            )
-        )
-
-    def _moving_ranges(
-        self, sending: Sending, leg: Leg, chunk: Chunk
-    ) -> dict[str, tuple[int, int]]:
-        place = leg.place
-        assert place is not None
-        ranges: dict[str, tuple[int, int]] = {}
-        for name, (first, end) in chunk.ranges.items():
-            if leg.plan is not None and first < end and name not in leg.pages:
-                raise TransferError(
-                    f"room {sending.room}: prefill sends pages of group {name}, decode placed none"
-                )
-            if not chunk.last and end > place.tokens:
-                raise TransferError(
-                    f"room {sending.room}: a chunk that is not the last ends at token {end}, "
-                    f"decode expects tokens={place.tokens}"
-                )
-            begin = max(first, place.prefix_tokens)
-            if begin < min(end, place.tokens):
-                ranges[name] = (begin, min(end, place.tokens))
-        return ranges
-
-    def _ask_commit(self, sending: Sending, leg: Leg) -> None:
-        leg.commit_asked = True
-        if leg.plan is None:
-            leg.sent = True
-            return
-        place = leg.place
-        assert place is not None
-        owed = leg.plan.length_bytes(dict.fromkeys(leg.pages, (place.prefix_tokens, place.tokens)))
-        if owed != leg.bytes_planned:
-            raise TransferError(
-                f"room {sending.room}: the chunks hold {leg.bytes_planned} bytes, the request of "
-                f"{place.tokens} tokens from {place.prefix_tokens} on is {owed}; send every page "
-                "and every layer",
-                fields={"length_bytes": f"prefill={leg.bytes_planned}, decode={owed}"},
-            )
-        payload = CommitPayload(
-            decode_incarnation=leg.peer,
-            generation=leg.generation,
-            source_worker=sending.worker,
-            sender_index=self.workers[sending.worker].rank.index,
-            length_bytes=leg.bytes_planned,
-            runs=leg.runs,
-            digest=leg.plan.digest,
-            aux=sending.aux,
-        )
-        self._effects.append(PostCommit(leg.peer, leg.generation, payload))
+        self._effects.extend(post_chunk(sending, leg, sending.chunks[leg.chunks_posted]))
 
     def _settle(self, sending: Sending) -> None:
         """Take every step that the flags of the legs allow."""

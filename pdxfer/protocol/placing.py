@@ -1,0 +1,90 @@
+"""What decode tells of its pages, and what it holds a commit against. Pure."""
+
+from __future__ import annotations
+
+from pdxfer import limits
+from pdxfer.errors import ConfigError
+from pdxfer.layout import Pages, check_page_ids
+from pdxfer.protocol.receiving import Debt, Receiving, SourceKey
+from pdxfer.wire.messages import CommitPayload, GroupPages, Place
+from pdxfer.wire.pages import pack_ids
+
+
+def place_message(receiving: Receiving, key: SourceKey) -> Place:
+    """Where the pages go, for one source worker; that worker's life may write them from now on."""
+    debt, groups = receiving.debts[key], {}
+    if debt.plan is not None:
+        pages = receiving.pages or {}
+        span = (receiving.prefix_tokens, receiving.tokens)
+        debt.expected_bytes = debt.plan.length_bytes(dict.fromkeys(pages, span))
+        receiving.told.add(key[0])
+        for name, listed in pages.items():
+            encoding, ids = pack_ids(listed.ids)
+            groups[name] = GroupPages(first_token=listed.first_token, encoding=encoding, ids=ids)
+    return Place(
+        generation=receiving.generation,
+        source_worker=key[1],
+        tokens=receiving.tokens,
+        prefix_tokens=receiving.prefix_tokens,
+        groups=groups,
+    )
+
+
+def check_places(
+    receiving: Receiving, pages: dict[str, Pages], tokens: int, prefix_tokens: int
+) -> dict[str, Pages]:
+    """The pages with the token each list starts at.
+
+    Raises:
+        ConfigError: a group is missing or unknown, an id out of range, a list too short or long.
+    """
+    if not 0 <= prefix_tokens <= tokens:
+        raise ConfigError(
+            f"room {receiving.room}: prefix_tokens={prefix_tokens} is not in 0..tokens={tokens}"
+        )
+    placed: dict[str, Pages] = {}
+    for group in receiving.layout.groups:
+        listed = pages.get(group.name)
+        if listed is None:
+            raise ConfigError(f"room {receiving.room}: no pages of group {group.name}")
+        check_page_ids(receiving.layout, group.name, listed.ids)
+        size = group.page_size
+        first = listed.first_token or prefix_tokens // size * size
+        if first % size:
+            raise ConfigError(
+                f"room {receiving.room}: first_token={first} of group {group.name} is not the "
+                f"start of a page of {size} tokens"
+            )
+        needed = max(0, -(-(tokens - first) // size))
+        if len(listed.ids) != needed and tokens > prefix_tokens:
+            raise ConfigError(
+                f"room {receiving.room}: {len(listed.ids)} page(s) of group {group.name} from "
+                f"token {first} on, tokens={tokens} needs {needed} of {size} tokens each",
+                fields={"pages": str(len(listed.ids)), "tokens": str(tokens)},
+            )
+        placed[group.name] = Pages(listed.ids, first)
+    unknown = pages.keys() - placed.keys()
+    if unknown:
+        raise ConfigError(
+            f"room {receiving.room}: group {min(unknown)} is not of this layout, "
+            f"which has {', '.join(placed)}"
+        )
+    return placed
+
+
+def commit_fault(receiving: Receiving, debt: Debt, payload: CommitPayload) -> str:
+    """What is wrong with a commit, in words; empty: it is what was planned and expected."""
+    room = f"room {receiving.room}"
+    if debt.plan is None or receiving.pages is None:
+        who = f"prefill worker {payload.source_worker}"
+        return f"{room}: a commit from {who}, which was told no page"
+    if payload.length_bytes != debt.expected_bytes:
+        return (
+            f"{room}: the commit says {payload.length_bytes} bytes, "
+            f"{debt.expected_bytes} are expected"
+        )
+    if payload.digest != debt.plan.digest:
+        return f"{room}: the commit names another plan"
+    if len(payload.aux) > limits.AUX_BYTES_MAX:
+        return f"{room}: aux has {len(payload.aux)} bytes, at most {limits.AUX_BYTES_MAX}"
+    return ""

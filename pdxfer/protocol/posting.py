@@ -1,0 +1,121 @@
+"""From chunks to posts: what one chunk of a send means for one leg. Pure."""
+
+from __future__ import annotations
+
+from pdxfer.errors import TransferError
+from pdxfer.protocol.effects import Effect, Post, PostCommit, Tell
+from pdxfer.protocol.sending import Chunk, Leg, Ranges, Sending
+from pdxfer.wire.messages import Chunk as ChunkMessage
+from pdxfer.wire.messages import CommitPayload, Place, TokenRange
+
+
+def check_tokens(sending: Sending, leg: Leg) -> None:
+    """Both sides state the tokens of the request.
+
+    Raises:
+        TransferError: they differ.
+    """
+    place = leg.place
+    if place is None or sending.tokens is None or sending.tokens == place.tokens:
+        return
+    raise TransferError(
+        f"room {sending.room}: tokens differ: prefill={sending.tokens}, decode={place.tokens}; "
+        "both sides must state the same request",
+        fields={"tokens": f"prefill={sending.tokens}, decode={place.tokens}"},
+    )
+
+
+def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
+    """Announce the next chunk of a leg, then write it. Counts it into the leg.
+
+    Raises:
+        PdxferError: the chunk does not fit what decode has placed; nothing of it is posted.
+    """
+    number, leg.chunks_posted = leg.chunks_posted, leg.chunks_posted + 1
+    if leg.plan is None:
+        return []
+    ranges = _moving_ranges(sending, leg, _placed(leg), chunk)
+    batches = leg.plan.batches(chunk.pages, leg.pages, ranges, chunk.layers)
+    leg.bytes_planned += batches.length_bytes
+    leg.runs += len(batches.runs)
+    announcement = ChunkMessage(
+        generation=leg.generation,
+        source_worker=sending.worker,
+        number=number,
+        ranges={name: TokenRange(first=a, end=b) for name, (a, b) in ranges.items()},
+        layers=None if chunk.layers is None else list(chunk.layers),
+        length_bytes=batches.length_bytes,
+        last=chunk.last,
+    )
+    effects: list[Effect] = [Tell(leg.peer, announcement)]
+    if len(batches.runs):
+        leg.batches_in_flight += len(batches.splits) - 1
+        effects.append(
+            Post(
+                peer=leg.peer,
+                generation=leg.generation,
+                source_worker=sending.worker,
+                destination_worker=leg.receive.destination_worker,
+                runs=batches.runs,
+                splits=batches.splits,
+            )
+        )
+    return effects
+
+
+def ask_commit(sending: Sending, leg: Leg, sender_index: int) -> list[Effect]:
+    """The commit of a leg whose chunks are all posted; none where nothing is owed.
+
+    Raises:
+        TransferError: the chunks do not hold exactly what the request is.
+    """
+    leg.commit_asked = True
+    if leg.plan is None:
+        leg.sent = True
+        return []
+    place = _placed(leg)
+    span = (place.prefix_tokens, place.tokens)
+    owed = leg.plan.length_bytes(dict.fromkeys(leg.pages, span))
+    if owed != leg.bytes_planned:
+        raise TransferError(
+            f"room {sending.room}: the chunks hold {leg.bytes_planned} bytes, the request of "
+            f"{place.tokens} tokens from {place.prefix_tokens} on is {owed}; send every page "
+            "and every layer",
+            fields={"length_bytes": f"prefill={leg.bytes_planned}, decode={owed}"},
+        )
+    payload = CommitPayload(
+        decode_incarnation=leg.peer,
+        generation=leg.generation,
+        source_worker=sending.worker,
+        sender_index=sender_index,
+        length_bytes=leg.bytes_planned,
+        runs=leg.runs,
+        digest=leg.plan.digest,
+        aux=sending.aux,
+    )
+    return [PostCommit(leg.peer, leg.generation, payload)]
+
+
+def _placed(leg: Leg) -> Place:
+    place = leg.place
+    assert place is not None, "a leg is posted only once its pages are placed"
+    return place
+
+
+def _moving_ranges(sending: Sending, leg: Leg, place: Place, chunk: Chunk) -> Ranges:
+    """The token range of each group that this chunk moves: what decode has already stays."""
+    ranges: Ranges = {}
+    for name, (first, end) in chunk.ranges.items():
+        if first < end and name not in leg.pages:
+            raise TransferError(
+                f"room {sending.room}: prefill sends pages of group {name}, decode placed none"
+            )
+        if not chunk.last and end > place.tokens:
+            raise TransferError(
+                f"room {sending.room}: a chunk that is not the last ends at token {end}, "
+                f"decode expects tokens={place.tokens}"
+            )
+        begin = max(first, place.prefix_tokens)
+        if begin < min(end, place.tokens):
+            ranges[name] = (begin, min(end, place.tokens))
+    return ranges
