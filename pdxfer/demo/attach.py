@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,7 +50,6 @@ def agent_for(role: str, options: WorkerOptions, stack: ExitStack) -> object:
     from pdxfer.embedded import decode_agent, prefill_agent
 
     start = prefill_agent if role == "prefill" else decode_agent
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pdxfer-"))
-    agent = start(AgentConfig(role, str(Path(folder) / "agent.sock"), lanes=(options.lane,)))
+    agent = start(AgentConfig(role=role, socket_path="", lanes=(options.lane,)))
     stack.callback(agent.close)
     return agent

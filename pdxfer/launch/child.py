@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pdxfer import limits
@@ -29,14 +29,16 @@ class Child:
     Threads:  one at a time.
     """
 
-    def __init__(self, name: str, module: str, **options: object) -> None:
-        """Start `python -m module` and send it `options`."""
+    def __init__(
+        self, name: str, module: str, *, pass_fds: Sequence[int] = (), **options: object
+    ) -> None:
+        """Start `python -m module` and send it `options`; it inherits `pass_fds`."""
         self.name = name
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *pass_fds),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
             )

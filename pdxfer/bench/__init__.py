@@ -1,0 +1,1 @@
+"""How fast the lanes move bytes, beside the plainest means there are, in the same run."""

@@ -1,0 +1,41 @@
+"""`pdxfer bench`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from pdxfer.bench.run import BenchOptions
+from pdxfer.bench.run import run as run_bench
+from pdxfer.launch.child import ChildFailedError
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    default = BenchOptions()
+    parser.add_argument(
+        "--lane", action="append", choices=["tcp", "cma"], help="may be repeated; default: both"
+    )
+    parser.add_argument("--repeats", type=int, default=default.repeats, help="of each transfer")
+    parser.add_argument("--rounds", type=int, default=default.rounds, help="of each latency")
+    parser.add_argument("--quick", action="store_true", help="a small part of each case, once")
+    parser.add_argument("--json", metavar="FILE", default="", help="write every raw sample there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 when every byte was right; 2 when the bench could not run or a byte was wrong."""
+    chosen = BenchOptions(
+        lanes=tuple(options.lane or ("tcp", "cma")),
+        repeats=1 if options.quick else options.repeats,
+        rounds=min(options.rounds, 50) if options.quick else options.rounds,
+        quick=options.quick,
+        json_file=options.json,
+    )
+    try:
+        return run_bench(chosen)
+    except (ChildFailedError, RuntimeError) as error:
+        sys.stderr.write(f"pdxfer bench: {error}\n")
+        return 2
