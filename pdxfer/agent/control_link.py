@@ -55,8 +55,7 @@ _session_counter = itertools.count(1)
 """Sessions that this process asked for; an incarnation never lives in two processes."""
 
 _EVENTS: Final = (
-    zmq.Event.CONNECTED
-    | zmq.Event.CONNECT_RETRIED
+    zmq.Event.CONNECT_RETRIED
     | zmq.Event.DISCONNECTED
     | zmq.Event.HANDSHAKE_SUCCEEDED
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
@@ -110,6 +109,7 @@ class ControlLink:
         """What the connection last suffered, for the text of a timeout."""
         self._ready: set[asyncio.Future[Hello]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_connected = False
 
     # -- life --------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -125,7 +125,9 @@ class ControlLink:
         socket = self._socket = self._context.socket(zmq.DEALER)
         set_limits(socket)
         socket.setsockopt(zmq.ROUTING_ID, ROUTING_PREFIX + self.incarnation)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a connection that is not there
+        # IMMEDIATE=1 drops received messages when the connection breaks before they are read;
+        # instead nothing is sent while the monitor says that there is no connection
+        socket.setsockopt(zmq.IMMEDIATE, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, CONTROL_RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, CONTROL_RECONNECT_MAX_MS)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONTROL_HANDSHAKE_TIMEOUT_MS)
@@ -213,6 +215,8 @@ class ControlLink:
     def _transmit(self, frame: bytes) -> bool:
         if self._socket is None:
             return True
+        if not self._is_connected:
+            return False
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
@@ -246,7 +250,7 @@ class ControlLink:
         if self._refusal is not None:
             self._begin()
             return
-        self._said = self._transmit(self._peer.session.wrap(self._own_hello, self._loop.time()))
+        self._transmit(self._peer.session.wrap(self._own_hello, self._loop.time()))
         self._timer = self._loop.call_later(CONTROL_HELLO_INTERVAL_S, self._say_hello)
 
     def _ended(self, peer: Peer, reason: str) -> None:
@@ -297,8 +301,6 @@ class ControlLink:
             self._take(frames)
         if self.remote is not None:
             self._peer.settle()
-        elif self._refusal is None and not self._said:
-            self._say_hello()
         return more
 
     def _take(self, frames: list[bytes]) -> None:
@@ -364,7 +366,10 @@ class ControlLink:
         match event:
             case zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._problem = "connected, but it did not answer Hello"
-                self._connected()
+                self._is_connected = True
+                self._say_hello()
+                if self.remote is not None:
+                    self._peer.restart()
             case zmq.Event.HANDSHAKE_FAILED_AUTH:
                 own = "" if self._keys is None else self._keys.pair.public.decode()
                 error = ConfigError(
@@ -383,18 +388,12 @@ class ControlLink:
                 self._problem = f"{secured} refused by {self.address}: {remedy}"
             case zmq.Event.CONNECT_RETRIED if "refused" not in self._problem:
                 self._problem = "nothing accepts connections there"
-            case zmq.Event.DISCONNECTED if "refused" not in self._problem:
-                self._problem = "the connection broke"
+            case zmq.Event.DISCONNECTED:
+                self._is_connected = False
+                if "refused" not in self._problem:
+                    self._problem = "the connection broke"
             case _:
                 pass
-
-    def _connected(self) -> None:
-        """The connection is there, the first time or again."""
-        if self.remote is not None:
-            self._peer.session.reconnected(self._loop.time())
-            self._peer.settle()
-        else:
-            self._say_hello()
 
 
 def _wire_error(reject: Reject) -> WireError:

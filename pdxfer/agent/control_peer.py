@@ -123,6 +123,12 @@ class Peer:
                 self._put(frame)
         self.arm()
 
+    def restart(self) -> None:
+        """The connection was replaced: send again what may have been on its way."""
+        self._queue.clear()  # what is numbered is kept by the session, the rest is out of date
+        self.session.reconnected(self._loop.time())
+        self.settle()
+
     def _put(self, frame: bytes) -> None:
         if self._queue or not self._transmit(frame):
             self._queue.append(frame)
