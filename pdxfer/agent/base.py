@@ -14,11 +14,13 @@ from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.host import host_id
 from pdxfer.agent.lanes import Lanes, MakeFabric, drain
 from pdxfer.agent.ports import WorkerPort
-from pdxfer.errors import ConfigError, PdxferError
+from pdxfer.errors import ConfigError, PdxferError, ResourceError
 from pdxfer.fabric.base import Fabric, FabricEvent
 from pdxfer.local.messages import (
     AbortTransfer,
     AgentHello,
+    AgentStatus,
+    AskStatus,
     Attached,
     AttachWorker,
     FromWorker,
@@ -57,6 +59,7 @@ class Agent(ABC):
         self._draining = False
         self._idle = asyncio.Event()
         self._pumping = False
+        self._log_lines: list[dict[str, object]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._server = LocalServer(
             config.socket_path, self, allowed_uids=config.allowed_uids or None
@@ -113,7 +116,8 @@ class Agent(ABC):
         """Serve workers.
 
         Raises:
-            ConfigError: the socket cannot be bound, or none of the lanes can be had.
+            ResourceError: the socket cannot be bound, or none of the lanes can be had.
+            ConfigError: a setting is wrong.
         """
         self.loop = asyncio.get_running_loop()
         self._check_lanes()
@@ -130,7 +134,7 @@ class Agent(ABC):
             else:
                 return
         text = "; ".join(f"{lane}: {why}" for lane, why in missing.items())
-        raise ConfigError(f"none of the lanes can be had here: {text}", fields=missing)
+        raise ResourceError(f"none of the lanes can be had here: {text}", fields=missing)
 
     async def drain(self) -> int:
         """Refuse new transfers, wait for live ones up to the drain deadline; how many are left."""
@@ -201,6 +205,8 @@ class Agent(ABC):
         port = self._by_connection.get(conn)
         if isinstance(message, WorkerHello):
             self._welcome(conn, message)
+        elif isinstance(message, AskStatus):
+            conn.send(self._status(message.request))
         elif port is None:
             raise ConfigError("the first message of a worker is its hello")
         elif isinstance(message, AttachWorker):
@@ -239,6 +245,22 @@ class Agent(ABC):
                 board_slots=port.board.slots,
             ),
             [port.board.fd, port.board.eventfd],
+        )
+
+    def _status(self, request: int) -> AgentStatus:
+        return AgentStatus(
+            request=request,
+            version=__version__,
+            role=self.config.role,
+            pid=os.getpid(),
+            incarnation=self.incarnation,
+            addresses=self.addresses,
+            lanes=list(self.lanes.names),
+            lanes_in_use=[fabric.lane for fabric in self.lanes.made()],
+            ucx_version=self.ucx_version(),
+            workers=[port.status() for port in self.ports.values()],
+            live_transfers=self.live_transfers(),
+            stopping=self._draining,
         )
 
     def _attach(self, port: WorkerPort, message: AttachWorker, fds: list[int]) -> None:
@@ -305,6 +327,10 @@ class Agent(ABC):
                     self._do(effect)
         finally:
             self._pumping = False
+            # Last: a log line is never in the way of bytes, commits and wake-ups.
+            lines, self._log_lines = self._log_lines, []
+            for fields in lines:
+                _LOG.info("transfer", extra={"fields": fields})
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -330,7 +356,7 @@ class Agent(ABC):
             fields.update(bytes=effect.length_bytes, runs=effect.runs, lane=effect.lane)
         if effect.error is not None:
             fields.update(error=effect.error.code, reason=str(effect.error), fence=effect.fence)
-        _LOG.info("transfer", extra={"fields": fields})
+        self._log_lines.append(fields)
 
     # -- time and lanes ----------------------------------------------------------------------
     def _on_timer(self) -> None:

@@ -92,7 +92,8 @@ class ControlServer:
     async def start(self) -> str:
         """Bind; returns the address for decode agents.
 
-        Raises:  ConfigError when the address cannot be bound, or is open to others without keys.
+        Raises:  ResourceError when the address cannot be bound; ConfigError when it is open to
+                 others without keys.
                  Nothing is left open then.
         """
         loop = asyncio.get_running_loop()
@@ -110,7 +111,7 @@ class ControlServer:
             self._open(join_address(host, port), ipv6=host == "*" or ":" in host)
         except zmq.ZMQError as error:
             await self._release(linger_ms=0)
-            raise ConfigError(f"bind={self._bind!r}: {error.strerror}") from error
+            raise ResourceError(f"bind={self._bind!r}: {error.strerror}") from error
         bound_port = self._bound.rpartition(":")[2]
         if is_wildcard(host):
             host = self._advertise_host or outward_host()

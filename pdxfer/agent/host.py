@@ -35,7 +35,7 @@ def device_of(bind: str) -> str:
         ConfigError: no device has it.
     """
     host = bind.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    if host in ("*", "0.0.0.0", "::", ""):  # noqa: S104 compared, not bound
+    if host in ("*", "0.0.0.0", "::", ""):
         return ""
     try:
         found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)

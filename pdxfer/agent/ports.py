@@ -8,11 +8,11 @@ from pdxfer import limits
 from pdxfer.errors import ConfigError, PdxferError
 from pdxfer.layout import KVLayout, Pages, Rank
 from pdxfer.local.board import BoardWriter
-from pdxfer.local.messages import AttachWorker, Outcome, Refused
+from pdxfer.local.messages import AttachWorker, Outcome, Refused, WorkerStatus
 from pdxfer.local.server import Connection
 from pdxfer.memory import MemoryRange, SharedMemory, map_sealed
 from pdxfer.protocol.effects import Show
-from pdxfer.protocol.state import FINAL
+from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import GroupPages, RegionInfo
 from pdxfer.wire.pages import unpack_ids
@@ -44,6 +44,18 @@ class WorkerPort:
         if self.worker is None:
             raise ConfigError("attach a layout and memory before the first transfer")
         return self.worker
+
+    def status(self) -> WorkerStatus:
+        """What `pdxfer status` shows of this worker."""
+        worker = self.attached
+        return WorkerStatus(
+            worker_id=worker.worker_id,
+            pid=self.connection.pid,
+            instance=worker.instance,
+            rank=worker.rank.index,
+            length_bytes=sum(part.length_bytes for part in self.ranges),
+            transfers=len(self.slots),
+        )
 
     def attach(self, worker_id: int, message: AttachWorker, fds: list[int]) -> Worker:
         """Map what the worker hands over and check that its layout fits in.
@@ -150,7 +162,7 @@ class WorkerPort:
             error = Refused(
                 code=told["code"], text=told["text"], retryable=told["retryable"], fields=fields
             )
-        interesting = error or effect.prefix_tokens is not None or effect.state in FINAL
+        interesting = error or effect.state is State.READY or effect.state in FINAL
         if interesting:
             self.connection.send(
                 Outcome(

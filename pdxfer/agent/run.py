@@ -44,7 +44,8 @@ async def run_agent(
     Returns: transfers that were still live at the drain deadline.
 
     Raises:
-        ConfigError: a setting is wrong, an address or the socket cannot be bound, no lane is left.
+        ConfigError: a setting is wrong.
+        ResourceError: an address or the socket cannot be bound, or no lane can be had.
     """
     make = make_fabric or ucx_fabrics(config)
     agent: PrefillAgent | DecodeAgent

@@ -60,6 +60,8 @@ class DecodeMachine:
         self._by_slot: dict[tuple[int, int], Receiving] = {}
         self._held: dict[int, HeldPages] = {}
         self._departing: set[int] = set()
+        self._agreed: dict[tuple[tuple[str, ...], int], dict[SourceKey, Pair]] = {}
+        """(addresses, worker) to the pairs agreed on; emptied when either side changes."""
         self._effects: list[Effect] = []
 
     def take_effects(self) -> list[Effect]:
@@ -180,6 +182,7 @@ class DecodeMachine:
 
     def link_up(self, address: str, peer_id: bytes, now: float) -> None:
         """A prefill life answers behind an address; it is told our workers."""
+        self._agreed.clear()
         link = self.link(address)
         link.peer_id, link.error, link.problem = peer_id, None, ""
         peer = self.peers.setdefault(peer_id, PrefillPeer(peer_id, link.address))
@@ -188,6 +191,7 @@ class DecodeMachine:
 
     def link_refused(self, address: str, error: PdxferError, now: float) -> None:
         """The link cannot come up, or its life refuses the session; rooms named on it fail."""
+        self._agreed.clear()
         link = self.link(address)
         link.error = error
         for receiving in self._on_link(link.address):
@@ -199,6 +203,7 @@ class DecodeMachine:
         if peer is None:
             return
         peer.gone = True
+        self._agreed.clear()
         link = self.links.get(peer.address)
         if link is not None and link.peer_id == peer_id:
             link.peer_id = b""
@@ -236,6 +241,7 @@ class DecodeMachine:
 
     def _on_accept(self, peer: PrefillPeer, message: Accept, now: float) -> None:
         peer.take_accept(message)
+        self._agreed.clear()
         if not peer.watched:
             peer.watched = True
             self._effects.append(WatchSender(peer.peer_id, message.lane, message.lane_address))
@@ -363,10 +369,17 @@ class DecodeMachine:
 
     # -- inside ------------------------------------------------------------------------------
     def _verdicts(self, addresses: tuple[str, ...], worker: Worker) -> dict[SourceKey, Pair] | str:
+        key = (addresses, worker.worker_id)
+        known = self._agreed.get(key)
+        if known is not None:
+            return known
         instance = gather(addresses, self.links, self.peers)
         if instance.pending:
             return instance.pending
-        return verdicts(instance, self.peers, worker)
+        found = verdicts(instance, self.peers, worker)
+        if not isinstance(found, str):
+            self._agreed[key] = found
+        return found
 
     def _bind(self, receiving: Receiving, now: float) -> None:
         """Tell every source worker of the room, once the instance is complete and agreed on."""
@@ -480,6 +493,7 @@ class DecodeMachine:
                 )
 
     def _announce(self) -> None:
+        self._agreed.clear()
         self.revision += 1
         for peer in self.peers.values():
             if not peer.gone:

@@ -475,10 +475,10 @@ class PrefillMachine:
     def _post(self, sending: Sending, leg: Leg) -> None:
         if self.peers[leg.peer].path is not PathState.OPEN:
             raise PeerError("the path to decode is not open", retryable=True)
+        self._effects.extend(post_chunk(sending, leg, sending.chunks[leg.chunks_posted]))
         if sending.state is State.READY:
             sending.advance(SendingEvent.POSTED)
             self._show(sending)
-        self._effects.extend(post_chunk(sending, leg, sending.chunks[leg.chunks_posted]))
 
     def _settle(self, sending: Sending) -> None:
         """Take every step that the flags of the legs allow."""
