@@ -57,13 +57,9 @@ void construct(Plan* self, const std::vector<GroupTuple>& groups, PairRows pairs
 }
 
 RunRows rows_of(Batches& batches) {
-  const std::size_t count = batches.runs.size();
-  Run* data = batches.runs.release();
-  // A capsule must point somewhere, an empty array too.
-  if (data == nullptr) data = static_cast<Run*>(std::malloc(sizeof(Run)));
-  if (data == nullptr) throw std::bad_alloc();
-  nb::capsule owner(data, [](void* memory) noexcept { std::free(memory); });
-  return RunRows(&data->source_region, {count, 5}, owner);
+  auto* runs = new RunBuffer(std::move(batches.runs));
+  nb::capsule owner(runs, [](void* memory) noexcept { delete static_cast<RunBuffer*>(memory); });
+  return RunRows(&runs->data()->source_region, {runs->size(), 5}, owner);
 }
 
 Splits splits_of(Batches& batches) {

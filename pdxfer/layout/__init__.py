@@ -9,12 +9,13 @@ from __future__ import annotations
 from pdxfer.layout.builders import head_major, mla, page_major, token_major, unified_entries
 from pdxfer.layout.combining import combine
 from pdxfer.layout.compatibility import Side, check_pair
+from pdxfer.layout.compiled import Batches, Plan
 from pdxfer.layout.groups import Group
 from pdxfer.layout.kv_layout import KVLayout
 from pdxfer.layout.ownership import Owned, OwnedCells, cover
 from pdxfer.layout.pages import Pages, as_group_pages, check_page_ids
 from pdxfer.layout.planes import Plane, RegionSpec
-from pdxfer.layout.planner import Batches, Plan, plan
+from pdxfer.layout.planner import plan
 from pdxfer.layout.rank import Rank
 from pdxfer.layout.summary import GroupSummary, PlanSummary
 

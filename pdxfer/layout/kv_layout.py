@@ -102,11 +102,9 @@ class KVLayout:
         page, token_row = divmod(slot, spec.page_size)
         if not 0 <= page < spec.pages:
             raise ConfigError(f"slot {slot} is outside 0 <= slot < {spec.pages * spec.page_size}")
-        used = token_row if plane.row_kind == TOKEN else row
-        if plane.row_kind == TILE or used >= plane.rows or used < 0:
-            used = 0 if plane.row_kind == TILE else used
-            if not 0 <= used < plane.rows:
-                raise ConfigError(f"row {row} is outside 0 <= row < {plane.rows}")
+        used = {TOKEN: token_row, TILE: 0}.get(plane.row_kind, row)
+        if not 0 <= used < plane.rows:
+            raise ConfigError(f"row {row} is outside 0 <= row < {plane.rows}")
         return plane.region, plane.offset(page, used, head)
 
     @cached_property
@@ -149,11 +147,6 @@ class KVLayout:
         Raises:  RemoteProtocolError: a missing field, a wrong type, a limit passed or a value that
                  no layout may have, naming the field.
         """
-        return KVLayout.checked_from_wire(obj)
-
-    @staticmethod
-    def checked_from_wire(obj: object) -> KVLayout:
-        """See `from_wire`."""
         parsed = layout_wire.parse(obj)
         with layout_wire.as_remote_error():
             return KVLayout(**parsed)

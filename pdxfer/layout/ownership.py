@@ -40,6 +40,9 @@ class Owned:
         """True where this source worker owes nothing."""
         return not self.cells
 
+    def __bool__(self) -> bool:
+        return bool(self.cells)
+
 
 def cover(
     source_workers: Sequence[tuple[Rank, KVLayout]],

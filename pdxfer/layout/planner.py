@@ -6,325 +6,17 @@ the native core walks token ranges and merges what touches on both sides. A requ
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from pdxfer import _core, limits
-from pdxfer.errors import ConfigError, LayoutMismatchError, ResourceError
-from pdxfer.layout import planes as row_kinds
+from pdxfer.errors import LayoutMismatchError
 from pdxfer.layout.compatibility import Side, check_pair
-from pdxfer.layout.kv_layout import ORDER_VERSION, canonical
+from pdxfer.layout.compiled import Plan, PlanePair
 from pdxfer.layout.ownership import Owned, OwnedCells, named_cells
-from pdxfer.layout.pages import Pages, as_group_pages, check_ids
-from pdxfer.layout.summary import GroupSummary, PlanSummary, lane_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
-    from numpy.typing import NDArray
-
-    from pdxfer.layout.groups import Group
     from pdxfer.layout.kv_layout import KVLayout
-    from pdxfer.layout.planes import Plane
-
-_ROW_KINDS: Final = {row_kinds.TOKEN: 0, row_kinds.WHOLE: 1, row_kinds.TILE: 2}
-_NO_LIMIT: Final = (1 << 63) - 1
-
-TokenRange = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batches:
-    """The runs of a request, in batches.
-
-    Shapes:  runs int64 [n, 5]: source region, source offset, destination region, destination
-             offset, length (bytes); splits int64 [batches + 1]: batch b is rows
-             `splits[b]:splits[b + 1]`.
-    """
-
-    runs: NDArray[np.int64]
-    splits: NDArray[np.int64]
-    length_bytes: int
-    """Sum of the lengths; equal to `Plan.length_bytes` of the same ranges."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PlannedGroup:
-    """One group of a plan: both sides' pages, and what a row and a page of each layer weigh."""
-
-    index: int
-    source: Group
-    destination: Group
-    row_bytes: dict[int, int]
-    """By layer: planes whose rows are tokens."""
-    page_bytes: dict[int, int]
-    """By layer: planes that move whole."""
-
-    def rounded_end(self, end: int, source_first: int, destination_first: int) -> int:
-        """`end`, at the page end where pages on both sides cover the same tokens."""
-        size = self.source.page_size
-        if size != self.destination.page_size or (source_first - destination_first) % size:
-            return end
-        return source_first - (source_first - end) // size * size
-
-
-class Plan:
-    """How pages of a source layout become pages of a destination layout.
-
-    Made by `plan`. Immutable; any thread may use it, and the native part runs without the GIL.
-    """
-
-    def __init__(
-        self, source: KVLayout, destination: KVLayout, pairs: list[_PlanePair], owned: Owned
-    ) -> None:
-        self.source = source
-        self.destination = destination
-        self.owned = owned
-        """The cells that this plan moves."""
-        self._groups = _planned_groups(source, destination, pairs)
-        self._core = _compile(source, destination, self._groups, pairs)
-        self.digest: bytes = hashlib.sha256(
-            canonical(
-                [
-                    ORDER_VERSION,
-                    source.digest_form(),
-                    destination.digest_form(),
-                    [[c.group, c.part, c.layer, c.head_first, c.head_end] for c in owned.cells],
-                ]
-            )
-        ).digest()
-        """32 bytes over planes, owned cells and order version; equal on both sides."""
-
-    @property
-    def empty(self) -> bool:
-        """True where the source worker owes nothing: every range plans zero bytes."""
-        return self.owned.empty
-
-    def runs(
-        self,
-        source_pages: object,
-        destination_pages: object,
-        token_range: TokenRange | Mapping[str, TokenRange] | None = None,
-        layers: Iterable[int] | None = None,
-    ) -> NDArray[np.int64]:
-        """The runs of a request as one array; see `Batches.runs`.
-
-        Args:    source_pages, destination_pages: ids or `Pages` of the only group, or a mapping
-                 from group to either. token_range: `[first, end)`, for every group or by group;
-                 None: all that the page lists of both sides hold, which must be the same tokens.
-        Raises:  as `batches`.
-        """
-        source = as_group_pages(self.source, source_pages)
-        destination = as_group_pages(self.destination, destination_pages)
-        if isinstance(token_range, Mapping):
-            ranges = dict(token_range)
-        else:
-            ranges = {
-                name: token_range or self._whole_range(name, source[name], destination)
-                for name in source
-            }
-        return self._batches(source, destination, ranges, layers, _NO_LIMIT).runs
-
-    def batches(
-        self,
-        source: Mapping[str, Pages],
-        destination: Mapping[str, Pages],
-        token_ranges: Mapping[str, TokenRange],
-        layers: Iterable[int] | None = None,
-        batch_bytes: int = limits.BATCH_BYTES,
-    ) -> Batches:
-        """The runs of a request.
-
-        One batch per group and layer where every run belongs to one layer, else batches of about
-        `batch_bytes`. A run that grows over consecutive pages stays within `batch_bytes`.
-
-        Args:    source, destination: pages by group. token_ranges: `[first, end)` of each group
-                 that moves; for a state group positions of ids. The end is rounded up to the page
-                 end where pages on both sides cover the same tokens. layers: global layers of the
-                 source that move; None: all.
-        Returns: runs that never overlap at the destination; empty where this pair owes nothing.
-        Raises:  ConfigError: ids outside `reserved_pages <= id < pages` or repeated at the
-                 destination, page lists too short, unknown groups or layers, a tile cut.
-                 ResourceError: more runs than `limits` allow. Nothing was written.
-        Cost:    about 10 ns a run; the first request of a new shape compiles it.
-        """
-        if batch_bytes < 1:
-            raise ConfigError(f"batch_bytes is {batch_bytes}; it must be 1 or more")
-        return self._batches(source, destination, token_ranges, layers, batch_bytes)
-
-    def length_bytes(
-        self,
-        token_ranges: Mapping[str, TokenRange],
-        source_first: Mapping[str, int] | None = None,
-        destination_first: Mapping[str, int] | None = None,
-        layers: Iterable[int] | None = None,
-    ) -> int:
-        """Bytes that `batches` plans for these ranges, without page ids.
-
-        Args:    source_first, destination_first: `Pages.first_token` by group; 0 where left out.
-        """
-        chosen = self._chosen_layers(layers)
-        total = 0
-        for name, (first, end) in token_ranges.items():
-            self._check_group_name(name)
-            group = self._groups.get(name)
-            if group is None or first >= end:
-                continue
-            stop = group.rounded_end(
-                end, (source_first or {}).get(name, 0), (destination_first or {}).get(name, 0)
-            )
-            row = _weight(group.row_bytes, chosen)
-            page = _weight(group.page_bytes, chosen)
-            total += (stop - first) * row + (stop - first) // group.destination.page_size * page
-        return total
-
-    def summary(self) -> PlanSummary:
-        """Runs and bytes a page, longest and shortest run, and which lane suits them."""
-        groups = []
-        for name, group in self._groups.items():
-            with _native_errors():
-                tokens, runs, length, longest, shortest = self._core.describe(group.index)
-            if runs == 0:
-                continue
-            pages = tokens / group.destination.page_size
-            groups.append(
-                GroupSummary(
-                    group=name,
-                    source_page_size=group.source.page_size,
-                    destination_page_size=group.destination.page_size,
-                    runs_per_page=runs / pages,
-                    bytes_per_page=round(length / pages),
-                    longest_run_bytes=longest,
-                    shortest_run_bytes=shortest,
-                )
-            )
-        runs_per_page = sum(group.runs_per_page for group in groups)
-        bytes_per_page = sum(group.bytes_per_page for group in groups)
-        return PlanSummary(tuple(groups), lane_hint(runs_per_page, bytes_per_page))
-
-    def _whole_range(
-        self, name: str, source: Pages, destination: Mapping[str, Pages]
-    ) -> TokenRange:
-        other = destination.get(name)
-        if other is None:
-            raise ConfigError(f"destination pages of group {name} are missing")
-        mine, theirs = self.source.group_by_name[name], self.destination.group_by_name.get(name)
-        size = mine.page_size if theirs is None else theirs.page_size
-        ends = (
-            source.first_token + len(source) * mine.page_size,
-            other.first_token + len(other) * size,
-        )
-        if source.first_token != other.first_token or ends[0] != ends[1]:
-            raise ConfigError(
-                f"source pages of group {name} hold tokens [{source.first_token}, {ends[0]}), "
-                f"destination pages [{other.first_token}, {ends[1]}); give token_range"
-            )
-        return source.first_token, ends[0]
-
-    def _batches(
-        self,
-        source: Mapping[str, Pages],
-        destination: Mapping[str, Pages],
-        ranges: Mapping[str, TokenRange],
-        layers: Iterable[int] | None,
-        batch_bytes: int,
-    ) -> Batches:
-        chosen = self._chosen_layers(layers)
-        requests = []
-        first_tokens: tuple[dict[str, int], dict[str, int]] = ({}, {})
-        for name, (first, end) in ranges.items():
-            self._check_group_name(name)
-            group = self._groups.get(name)
-            if group is None:
-                continue
-            mine, theirs = source.get(name), destination.get(name)
-            if mine is None or theirs is None:
-                side = "source" if mine is None else "destination"
-                raise ConfigError(f"{side} pages of group {name} are missing")
-            check_ids(group.source, mine.ids, side="source")
-            check_ids(group.destination, theirs.ids, side="destination")
-            first_tokens[0][name], first_tokens[1][name] = mine.first_token, theirs.first_token
-            requests.append(
-                (
-                    group.index,
-                    mine.ids,
-                    mine.first_token,
-                    theirs.ids,
-                    theirs.first_token,
-                    first,
-                    end,
-                )
-            )
-        with _native_errors():
-            runs, splits, length = self._core.batches(
-                requests, None if chosen is None else sorted(chosen), batch_bytes, batch_bytes
-            )
-        expected = self.length_bytes(
-            ranges, *first_tokens, layers=layers if chosen is None else chosen
-        )
-        if length != expected:
-            raise LayoutMismatchError(
-                f"planned {length} bytes where {expected} are expected; nothing was sent",
-                fields={"length_bytes": f"planned={length}, expected={expected}"},
-            )
-        return Batches(runs, splits, length)
-
-    def _chosen_layers(self, layers: Iterable[int] | None) -> frozenset[int] | None:
-        if layers is None:
-            return None
-        chosen = frozenset(layers)
-        unknown = sorted(chosen.difference(self.source.layers))
-        if unknown or not chosen:
-            raise ConfigError(
-                f"layers name {unknown[:4] or 'nothing'}; the source holds "
-                f"{list(self.source.layers[:4])} to {self.source.layers[-1]}, None means all"
-            )
-        return chosen
-
-    def _check_group_name(self, name: str) -> None:
-        if name not in self.source.group_by_name and name not in self.destination.group_by_name:
-            raise ConfigError(
-                f"no group {name!r}; the layouts have {', '.join(self.source.group_by_name)}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class _PlanePair:
-    """Heads `[first, end)` that a source and a destination plane share."""
-
-    source: Plane
-    destination: Plane
-    first: int
-    end: int
-
-    def row(self, group_index: int) -> list[int]:
-        """The pair as the native core takes it."""
-        plane = self.destination
-        sides = [
-            value
-            for side in (self.source, self.destination)
-            for value in (
-                side.region,
-                side.base + (self.first - side.head_first) * side.head_stride,
-                side.page_stride,
-                side.row_stride,
-                side.head_stride,
-            )
-        ]
-        return [
-            group_index,
-            plane.layer,
-            _ROW_KINDS[plane.row_kind],
-            plane.rows,
-            self.end - self.first,
-            plane.cell_bytes,
-            *sides,
-        ]
 
 
 def plan(
@@ -345,21 +37,8 @@ def plan(
     Threads: any; pure, so that both sides hold the same plan and `digest`.
     Cost:    O(planes).
     """
-    if relayout not in ("allow", "never"):
-        raise ConfigError(f"relayout is {relayout!r}; it must be allow or never")
     ignored = tuple(ignore_parts)
-    check_pair(
-        *(
-            Side(
-                layout,
-                _implied_tp(layout) if relayout == "never" else 1,
-                relayout,
-                ignored,
-                all_layers=owned is None,
-            )
-            for layout in (source, destination)
-        )
-    )
+    check_pair(*(_side(layout, relayout, ignored, owned) for layout in (source, destination)))
     wanted = _everything(destination, ignored) if owned is None else owned
     pairs = _matched(source, destination, wanted)
     if owned is None and not pairs:
@@ -367,9 +46,10 @@ def plan(
     return Plan(source, destination, pairs, wanted)
 
 
-def _implied_tp(layout: KVLayout) -> int:
-    """Attention TP size that the heads of a layout speak of."""
-    return max(1, *(plane.heads_total // plane.heads for plane in layout.planes))
+def _side(layout: KVLayout, relayout: str, ignored: tuple[str, ...], owned: Owned | None) -> Side:
+    """A layout alone as a side: its heads tell the attention TP size, owned cells of stages."""
+    tp = max(plane.heads_total // plane.heads for plane in layout.planes)
+    return Side(layout, tp, relayout, ignored, all_layers=owned is None)
 
 
 def _everything(layout: KVLayout, ignored: Collection[str]) -> Owned:
@@ -383,9 +63,9 @@ def _everything(layout: KVLayout, ignored: Collection[str]) -> Owned:
     )
 
 
-def _matched(source: KVLayout, destination: KVLayout, owned: Owned) -> list[_PlanePair]:
+def _matched(source: KVLayout, destination: KVLayout, owned: Owned) -> list[PlanePair]:
     """Plane pairs that hold exactly the owned cells, each once."""
-    pairs: list[_PlanePair] = []
+    pairs: list[PlanePair] = []
     missing: list[OwnedCells] = []
     for cells in owned.cells:
         key = (cells.group, cells.part, cells.layer)
@@ -395,7 +75,7 @@ def _matched(source: KVLayout, destination: KVLayout, owned: Owned) -> list[_Pla
                 first = max(cells.head_first, mine.head_first, theirs.head_first)
                 end = min(cells.head_end, mine.head_end, theirs.head_end)
                 if first < end:
-                    pairs.append(_PlanePair(mine, theirs, first, end))
+                    pairs.append(PlanePair(mine, theirs, first, end))
                     found += end - first
         if found != cells.head_end - cells.head_first:
             missing.append(cells)
@@ -406,69 +86,3 @@ def _matched(source: KVLayout, destination: KVLayout, owned: Owned) -> list[_Pla
             fields={"heads": f"prefill=not held, decode={named_cells(missing)}"},
         )
     return pairs
-
-
-def _planned_groups(
-    source: KVLayout, destination: KVLayout, pairs: list[_PlanePair]
-) -> dict[str, _PlannedGroup]:
-    groups: dict[str, _PlannedGroup] = {}
-    moved = {pair.destination.group for pair in pairs}
-    for name, theirs in destination.group_by_name.items():
-        if name in moved:
-            groups[name] = _PlannedGroup(len(groups), source.group_by_name[name], theirs, {}, {})
-    for pair in pairs:
-        plane = pair.destination
-        cells = (pair.end - pair.first) * plane.cell_bytes
-        group = groups[plane.group]
-        if plane.row_kind == row_kinds.TOKEN:
-            weights, weight = group.row_bytes, cells
-        else:
-            weights, weight = group.page_bytes, cells * plane.rows
-        weights[plane.layer] = weights.get(plane.layer, 0) + weight
-    return groups
-
-
-def _compile(
-    source: KVLayout,
-    destination: KVLayout,
-    groups: dict[str, _PlannedGroup],
-    pairs: list[_PlanePair],
-) -> _core.Plan:
-    rows = np.array(
-        [pair.row(groups[pair.destination.group].index) for pair in pairs], dtype=np.int64
-    ).reshape(-1, 16)
-    with _native_errors():
-        return _core.Plan(
-            [
-                (
-                    name,
-                    group.source.page_size,
-                    group.source.pages,
-                    group.source.reserved_pages,
-                    group.destination.page_size,
-                    group.destination.pages,
-                    group.destination.reserved_pages,
-                )
-                for name, group in groups.items()
-            ],
-            rows,
-            [region.length_bytes for region in source.regions],
-            [region.length_bytes for region in destination.regions],
-            limits.RUNS_PER_PAGE_MAX,
-            limits.RUNS_PER_REQUEST_MAX,
-        )
-
-
-def _weight(weights: Mapping[int, int], layers: frozenset[int] | None) -> int:
-    return sum(bytes_ for layer, bytes_ in weights.items() if layers is None or layer in layers)
-
-
-@contextmanager
-def _native_errors() -> Iterator[None]:
-    """Errors of the native core as ours."""
-    try:
-        yield
-    except _core.LimitError as error:
-        raise ResourceError(str(error)) from error
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(str(error)) from error

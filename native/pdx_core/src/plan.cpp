@@ -1,5 +1,8 @@
 #include "pdx/plan.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -166,24 +169,54 @@ class ProgramCache {
   const std::size_t entries_max_;
 };
 
-void RunBuffer::reserve_more(std::size_t more) {
-  if (capacity_ - size_ >= more) return;
-  std::size_t wanted = std::max<std::size_t>(size_ + more, capacity_ * 2);
-  wanted = std::max<std::size_t>(wanted, 64);
-  void* grown = std::realloc(data_, wanted * sizeof(Run));
-  if (grown == nullptr) throw std::bad_alloc();
-  data_ = static_cast<Run*>(grown);
-  capacity_ = wanted;
+namespace {
+// From here on memory is mapped in huge pages: the page faults of small ones would cost more than
+// writing the runs.
+constexpr std::size_t kMappedFromBytes = std::size_t{4} << 20;
+
+std::size_t page_multiple(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
+}  // namespace
+
+RunBuffer::RunBuffer(std::size_t capacity) {
+  const std::size_t bytes = capacity * sizeof(Run);
+  if (bytes < kMappedFromBytes) {
+    data_ = static_cast<Run*>(std::malloc(std::max(bytes, sizeof(Run))));
+    if (data_ == nullptr) throw std::bad_alloc();
+    return;
+  }
+  const std::size_t length = page_multiple(bytes);
+  void* mapped = mmap(nullptr, length, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  madvise(mapped, length, MADV_HUGEPAGE);  // advice only: where it is refused small pages serve
+  data_ = static_cast<Run*>(mapped);
+  mapped_bytes_ = length;
 }
 
-Run* RunBuffer::release() {
-  if (size_ == 0) return nullptr;
-  if (void* fitted = std::realloc(data_, size_ * sizeof(Run)); fitted != nullptr) {
-    data_ = static_cast<Run*>(fitted);
+RunBuffer::~RunBuffer() {
+  if (mapped_bytes_ == 0) {
+    std::free(data_);
+  } else {
+    munmap(data_, mapped_bytes_);
   }
-  size_ = 0;
-  capacity_ = 0;
-  return std::exchange(data_, nullptr);
+}
+
+void RunBuffer::fit() {
+  const std::size_t used = std::max(size_ * sizeof(Run), sizeof(Run));
+  if (mapped_bytes_ == 0) {
+    if (void* fitted = std::realloc(data_, used); fitted != nullptr) {
+      data_ = static_cast<Run*>(fitted);
+    }
+    return;
+  }
+  const std::size_t kept = page_multiple(used);
+  if (kept < mapped_bytes_) {
+    munmap(reinterpret_cast<char*>(data_) + kept, mapped_bytes_ - kept);
+    mapped_bytes_ = kept;
+  }
 }
 
 Plan::Plan(std::vector<GroupSpec> groups, std::vector<PlanePair> pairs,
@@ -284,6 +317,25 @@ void merge(std::vector<Entry>& entries) {
   if (!entries.empty()) entries.resize(kept + 1);
 }
 
+// Two cells of a page at the same destination bytes: the layout is not sound.
+void check_disjoint(const std::vector<Entry>& entries, const std::string& group) {
+  std::vector<const Entry*> order(entries.size());
+  std::transform(entries.begin(), entries.end(), order.begin(), [](const Entry& e) { return &e; });
+  std::sort(order.begin(), order.end(), [](const Entry* a, const Entry* b) {
+    return std::tie(a->destination_region, a->destination_offset) <
+           std::tie(b->destination_region, b->destination_offset);
+  });
+  for (std::size_t at = 1; at < order.size(); ++at) {
+    const Entry& before = *order[at - 1];
+    const Entry& after = *order[at];
+    if (before.destination_region == after.destination_region &&
+        before.destination_offset + before.length > after.destination_offset) {
+      throw std::invalid_argument("group " + group + ": two planes of the destination share byte " +
+                                  std::to_string(after.destination_offset) + " of a page");
+    }
+  }
+}
+
 // Puts the entries of each layer together and notes where they begin.
 void divide_by_layer(Program& program, const std::vector<i64>& layers) {
   std::stable_sort(program.entries.begin(), program.entries.end(),
@@ -323,19 +375,13 @@ std::shared_ptr<const Program> Plan::build(const Shape& shape) const {
     append_pieces(pair, stretch, program->entries);
   }
   merge(program->entries);
+  check_disjoint(program->entries, group.name);
   for (const Entry& entry : program->entries) {
     program->length_bytes = add(program->length_bytes, entry.length);
     program->layered = program->layered && entry.layer != kManyLayers;
   }
   if (program->layered) divide_by_layer(*program, shape.layers);
   return program;
-}
-
-std::shared_ptr<const Program> Plan::program(const Shape& shape) const {
-  if (auto found = cache_->find(shape)) return found;
-  auto built = build(shape);
-  cache_->insert(shape, built);
-  return built;
 }
 
 namespace {
@@ -408,12 +454,39 @@ void check_range(const GroupSpec& group, const GroupRequest& request) {
   }
 }
 
+// Segments of a request: one a page where pages of both sides cover the same tokens.
+std::size_t segments_bound(const GroupSpec& group, const GroupRequest& request, i64 end) {
+  const i64 tokens = end - request.first;
+  i64 bound = tokens / group.source.page_size + 2;
+  if (end == request.end || group.source.page_size != group.destination.page_size) {
+    bound += tokens / group.destination.page_size + 2;
+  }
+  return static_cast<std::size_t>(bound);
+}
+
+}  // namespace
+
 // A request walked: its segments, and the program of each distinct shape.
 struct Walk {
   std::vector<Segment> segments;
   std::vector<std::shared_ptr<const Program>> programs;
+  std::size_t layers = 0;
   bool layered = true;
+
+  // Runs when no two segments touch, at most `most`.
+  std::size_t runs_bound(std::size_t most) const {
+    std::vector<std::size_t> entries;
+    for (const auto& program : programs) entries.push_back(program->entries.size());
+    std::size_t bound = 0;
+    for (const Segment& segment : segments) {
+      bound += entries[segment.program];
+      if (bound > most) return most;
+    }
+    return bound;
+  }
 };
+
+namespace {
 
 // Finds the program of a segment. Shapes follow each other in a short cycle, so the one that came
 // next the last time is tried first.
@@ -455,43 +528,21 @@ class ShapeIndex {
 // Appends the runs of segments; a run grows over the next segment where both sides touch.
 class Emitter {
  public:
-  Emitter(Batches& out, i64 run_bytes_max, i64 runs_max)
-      : out_(out), run_bytes_max_(run_bytes_max), runs_max_(static_cast<std::size_t>(runs_max)) {}
+  // `out.runs` has room for min(runs_max, what all segments need when none touch).
+  Emitter(Batches& out, i64 run_bytes_max, std::size_t runs_max)
+      : out_(out), run_bytes_max_(run_bytes_max), runs_max_(runs_max) {}
 
   // Forgets open runs: the next ones belong to another batch.
   void close() { std::fill(open_.begin(), open_.end(), Open{}); }
 
   void emit(const Segment& segment, const Entry* entries, std::size_t count, i64 length_bytes) {
-    RunBuffer& runs = out_.runs;
     if (open_.size() < count) open_.resize(count);
-    runs.reserve_more(count);
     out_.length_bytes = add(out_.length_bytes, length_bytes);
-    Run* next = runs.data() + runs.size();
-    for (std::size_t index = 0; index < count; ++index) {
-      const Entry& entry = entries[index];
-      Open& open = open_[index];
-      const i64 source = entry.source_offset + segment.source_page * entry.source_page_stride;
-      const i64 destination =
-          entry.destination_offset + segment.destination_page * entry.destination_page_stride;
-      if (open.source_end == source && open.destination_end == destination) {
-        Run& run = runs[open.run];
-        if (run.source_region == entry.source_region &&
-            run.destination_region == entry.destination_region &&
-            entry.length <= run_bytes_max_ - run.length) {
-          run.length += entry.length;
-          open.source_end += entry.length;
-          open.destination_end += entry.length;
-          continue;
-        }
-      }
-      open = {source + entry.length, destination + entry.length,
-              static_cast<std::size_t>(next - runs.data())};
-      *next++ = {entry.source_region, source, entry.destination_region, destination, entry.length};
-    }
-    runs.set_size(static_cast<std::size_t>(next - runs.data()));
-    if (runs.size() > runs_max_) {
-      throw LimitError("the request is cut into more than " + std::to_string(runs_max_) +
-                       " runs; send it in smaller chunks");
+    const std::size_t size = out_.runs.size();
+    if (count > runs_max_ - size) {
+      append<true>(segment, entries, count);
+    } else {
+      append<false>(segment, entries, count);
     }
   }
 
@@ -500,8 +551,38 @@ class Emitter {
   struct Open {
     i64 source_end = -1;
     i64 destination_end = -1;
-    std::size_t run = 0;
+    Run* run = nullptr;
   };
+
+  template <bool kNearLimit>
+  void append(const Segment& segment, const Entry* entries, std::size_t count) {
+    Run* const begin = out_.runs.data();
+    Run* next = begin + out_.runs.size();
+    for (std::size_t index = 0; index < count; ++index) {
+      const Entry& entry = entries[index];
+      Open& open = open_[index];
+      const i64 source = entry.source_offset + segment.source_page * entry.source_page_stride;
+      const i64 destination =
+          entry.destination_offset + segment.destination_page * entry.destination_page_stride;
+      if (open.source_end == source && open.destination_end == destination &&
+          open.run->source_region == entry.source_region &&
+          open.run->destination_region == entry.destination_region &&
+          entry.length <= run_bytes_max_ - open.run->length) {
+        open.run->length += entry.length;
+        open.source_end += entry.length;
+        open.destination_end += entry.length;
+        continue;
+      }
+      if (kNearLimit && static_cast<std::size_t>(next - begin) == runs_max_) {
+        throw LimitError("the request is cut into more than " + std::to_string(runs_max_) +
+                         " runs; send it in smaller chunks");
+      }
+      open = {source + entry.length, destination + entry.length, next};
+      *next++ = {entry.source_region, source, entry.destination_region, destination, entry.length};
+    }
+    out_.runs.set_size(static_cast<std::size_t>(next - begin));
+  }
+
   Batches& out_;
   const i64 run_bytes_max_;
   const std::size_t runs_max_;
@@ -514,8 +595,8 @@ void end_batch(Batches& out) {
 }
 
 // One batch a layer, layer after layer.
-void emit_layers(const Walk& walk, std::size_t layers, Emitter& emitter, Batches& out) {
-  for (std::size_t layer = 0; layer < layers; ++layer) {
+void emit_layers(const Walk& walk, Emitter& emitter, Batches& out) {
+  for (std::size_t layer = 0; layer < walk.layers; ++layer) {
     emitter.close();
     for (const Segment& segment : walk.segments) {
       const Program& program = *walk.programs[segment.program];
@@ -557,60 +638,80 @@ void check_written_once(const GroupRequest& request, std::size_t begin, std::siz
 
 }  // namespace
 
+std::shared_ptr<const Program> Plan::program(const Shape& shape) const {
+  if (auto found = cache_->find(shape)) return found;
+  auto built = build(shape);
+  cache_->insert(shape, built);
+  return built;
+}
+
+std::vector<i64> Plan::chosen_layers(std::size_t group,
+                                     const std::optional<std::vector<i64>>& layers) const {
+  if (!layers.has_value()) return layers_[group];
+  std::vector<i64> chosen;
+  std::set_intersection(layers->begin(), layers->end(), layers_[group].begin(),
+                        layers_[group].end(), std::back_inserter(chosen));
+  return chosen;
+}
+
+Walk Plan::walk(const GroupRequest& request, std::vector<i64> layers) const {
+  const GroupSpec& group = groups_[request.group];
+  const std::string source_name = "source pages of group " + group.name;
+  const std::string destination_name = "destination pages of group " + group.name;
+  const i64 end = rounded_end(group, request);
+  Cursor source(request.source, group.source, request.first, end, source_name);
+  Cursor destination(request.destination, group.destination, request.first, end, destination_name);
+  const std::size_t first_written = destination.position;
+  Walk walk;
+  walk.layers = layers.size();
+  walk.segments.reserve(segments_bound(group, request, end));
+  Shape shape{request.group, 0, 0, 0, std::move(layers)};
+  ShapeIndex shapes;
+  for (i64 token = request.first; token < end;) {
+    const i64 rows = std::min({source.left(), destination.left(), end - token});
+    const std::size_t index = shapes.find(source.row, destination.row, rows, [&] {
+      shape.source_row = source.row;
+      shape.destination_row = destination.row;
+      shape.rows = rows;
+      walk.programs.push_back(program(shape));
+      walk.layered = walk.layered && walk.programs.back()->layered;
+    });
+    walk.segments.push_back({source.page(source_name), destination.page(destination_name), index});
+    source.advance(rows);
+    destination.advance(rows);
+    token += rows;
+  }
+  check_written_once(request, first_written, destination.position + (destination.row > 0 ? 1 : 0),
+                     group.destination.pages, destination_name);
+  return walk;
+}
+
 Batches Plan::batches(const std::vector<GroupRequest>& requests,
                       const std::optional<std::vector<i64>>& layers, i64 batch_bytes,
                       i64 run_bytes_max) const {
-  Batches out;
-  out.splits.push_back(0);
-  Emitter emitter(out, run_bytes_max, limits_.runs_max);
+  const auto runs_max = static_cast<std::size_t>(limits_.runs_max);
+  std::vector<Walk> walks;
+  std::size_t bound = 0;
   for (const GroupRequest& request : requests) {
     if (request.group >= groups_.size()) throw std::invalid_argument("no such group");
-    const GroupSpec& group = groups_[request.group];
-    check_range(group, request);
-    Shape shape{request.group, 0, 0, 0, layers_[request.group]};
-    if (layers.has_value()) {
-      shape.layers.clear();
-      std::set_intersection(layers->begin(), layers->end(), layers_[request.group].begin(),
-                            layers_[request.group].end(), std::back_inserter(shape.layers));
-    }
-    if (request.first == request.end || shape.layers.empty()) continue;
-
-    const std::string source_name = "source pages of group " + group.name;
-    const std::string destination_name = "destination pages of group " + group.name;
-    const i64 end = rounded_end(group, request);
-    Cursor source(request.source, group.source, request.first, end, source_name);
-    Cursor destination(request.destination, group.destination, request.first, end,
-                       destination_name);
-    const std::size_t first_written = destination.position;
-    Walk walk;
-    walk.segments.reserve(
-        static_cast<std::size_t>((end - request.first) / group.source.page_size +
-                                 (end - request.first) / group.destination.page_size) +
-        4);
-    ShapeIndex shapes;
-    for (i64 token = request.first; token < end;) {
-      const i64 rows = std::min({source.left(), destination.left(), end - token});
-      const std::size_t index = shapes.find(source.row, destination.row, rows, [&] {
-        shape.source_row = source.row;
-        shape.destination_row = destination.row;
-        shape.rows = rows;
-        walk.programs.push_back(program(shape));
-        walk.layered = walk.layered && walk.programs.back()->layered;
-      });
-      walk.segments.push_back(
-          {source.page(source_name), destination.page(destination_name), index});
-      source.advance(rows);
-      destination.advance(rows);
-      token += rows;
-    }
-    check_written_once(request, first_written, destination.position + (destination.row > 0 ? 1 : 0),
-                       group.destination.pages, destination_name);
+    check_range(groups_[request.group], request);
+    std::vector<i64> chosen = chosen_layers(request.group, layers);
+    if (request.first == request.end || chosen.empty()) continue;
+    walks.push_back(walk(request, std::move(chosen)));
+    bound = std::min(runs_max, bound + walks.back().runs_bound(runs_max));
+  }
+  Batches out;
+  out.runs = RunBuffer(bound);
+  out.splits.push_back(0);
+  Emitter emitter(out, run_bytes_max, runs_max);
+  for (const Walk& walk : walks) {
     if (walk.layered) {
-      emit_layers(walk, shape.layers.size(), emitter, out);
+      emit_layers(walk, emitter, out);
     } else {
       emit_pages(walk, batch_bytes, emitter, out);
     }
   }
+  out.runs.fit();
   return out;
 }
 

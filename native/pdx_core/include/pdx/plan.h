@@ -100,31 +100,36 @@ struct GroupRequest {
   std::int64_t end;
 };
 
-// A growing array of runs that can be handed over without a copy.
+// Runs in memory that can be handed over without a copy. Room is taken once: pages of it that are
+// never written cost nothing.
 class RunBuffer {
  public:
   RunBuffer() = default;
+  // Throws std::bad_alloc.
+  explicit RunBuffer(std::size_t capacity);
   RunBuffer(RunBuffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
-        capacity_(std::exchange(other.capacity_, 0)) {}
-  RunBuffer& operator=(RunBuffer&&) = delete;
-  ~RunBuffer() { std::free(data_); }
+        mapped_bytes_(std::exchange(other.mapped_bytes_, 0)) {}
+  RunBuffer& operator=(RunBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(mapped_bytes_, other.mapped_bytes_);
+    return *this;
+  }
+  ~RunBuffer();
 
   std::size_t size() const { return size_; }
-  Run& operator[](std::size_t index) { return data_[index]; }
-  const Run& operator[](std::size_t index) const { return data_[index]; }
   Run* data() { return data_; }
+  const Run& operator[](std::size_t index) const { return data_[index]; }
   void set_size(std::size_t size) { size_ = size; }
-  // Room for `more` runs behind size(); throws std::bad_alloc.
-  void reserve_more(std::size_t more);
-  // Gives the memory to the caller, who frees it with std::free; nullptr when empty.
-  Run* release();
+  // Gives back what lies behind the last run.
+  void fit();
 
  private:
   Run* data_ = nullptr;
   std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
+  std::size_t mapped_bytes_ = 0;  // 0: from malloc
 };
 
 // The runs of a request; batch b is rows [splits[b], splits[b + 1]).
@@ -145,6 +150,7 @@ struct Description {
 
 struct Program;
 struct Shape;
+struct Walk;
 class ProgramCache;
 
 // Immutable after construction but for a locked, bounded cache of programs: any thread may call.
@@ -173,7 +179,9 @@ class Plan {
  private:
   std::shared_ptr<const Program> program(const Shape& shape) const;
   std::shared_ptr<const Program> build(const Shape& shape) const;
-  const std::vector<std::int64_t>& layers_of(std::size_t group) const { return layers_[group]; }
+  std::vector<std::int64_t> chosen_layers(
+      std::size_t group, const std::optional<std::vector<std::int64_t>>& layers) const;
+  Walk walk(const GroupRequest& request, std::vector<std::int64_t> layers) const;
 
   std::vector<GroupSpec> groups_;
   std::vector<std::vector<PlanePair>> pairs_;      // by group

@@ -1,0 +1,116 @@
+import pytest
+
+from pdxfer.errors import ConfigError
+from pdxfer.layout import combine, head_major, mla, page_major, token_major, unified_entries
+
+SHAPE = {
+    "layers": range(3),
+    "kv_heads": 2,
+    "head_dim": 8,
+    "page_size": 4,
+    "pages": 9,
+    "dtype": "bfloat16",
+}
+ALL = [token_major, head_major, page_major, unified_entries]
+
+
+@pytest.mark.parametrize("build", ALL)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kv_heads", 0),
+        ("head_dim", -1),
+        ("v_head_dim", 0),
+        ("page_size", 0),
+        ("pages", 0),
+        ("dtype", "float12"),
+        ("layers", []),
+        ("layers", [1, 1]),
+        ("layers", [-1]),
+        ("layers", 3),
+        ("head_first", 1),
+        ("total_kv_heads", 1),
+        ("reserved_pages", 10),
+        ("group", "a b"),
+        ("model", "x" * 1000),
+    ],
+)
+def test_a_value_that_no_pool_has_is_refused_by_name(build, field, value):
+    with pytest.raises(ConfigError) as raised:
+        build(**{**SHAPE, field: value})
+    named = {"head_first": "heads", "reserved_pages": "reserves", "total_kv_heads": "heads"}
+    assert named.get(field, field) in str(raised.value)
+
+
+@pytest.mark.parametrize("build", ALL)
+def test_a_stage_and_a_rank_keep_global_layers_and_heads(build):
+    shape = {**SHAPE, "layers": [7, 9], "total_kv_heads": 8, "head_first": 4}
+    layout = build(**shape)
+    assert layout.layers == (7, 9)
+    assert {(p.head_first, p.head_end, p.heads_total) for p in layout.planes} == {(4, 6, 8)}
+    first, second = (layout.locate("k", 7, 5, head)[1] for head in (4, 5))
+    assert second > first
+    with pytest.raises(ConfigError, match="head 3"):
+        layout.locate("k", 7, 5, 3)
+
+
+@pytest.mark.parametrize("build", ALL)
+def test_locate_refuses_what_is_not_there(build):
+    layout = build(**SHAPE)
+    for arguments in [("k", 3, 0), ("x", 0, 0), ("k", 0, 36), ("k", 0, -1), ("k", 0, 0, 2)]:
+        with pytest.raises(ConfigError):
+            layout.locate(*arguments)
+    with pytest.raises(ConfigError):
+        layout.locate("k", 0, 0, group="swa")
+
+
+def test_unified_rows_must_be_multiples_of_16_bytes():
+    with pytest.raises(ConfigError, match="row of v has 8 bytes"):
+        unified_entries(**{**SHAPE, "kv_heads": 1}, v_head_dim=4)
+
+
+def test_mla_names_its_arrangements():
+    shape = {"layers": [0], "kv_lora_rank": 16, "qk_rope_head_dim": 8, "page_size": 4, "pages": 2}
+    with pytest.raises(ConfigError, match="arrangement"):
+        mla(**shape, dtype="bfloat16", arrangement="head_major")
+
+
+class TestCombine:
+    def test_groups_side_by_side(self):
+        full = token_major(**SHAPE, model="m@1")
+        window = page_major(**{**SHAPE, "layers": [3], "page_size": 2}, group="swa")
+        both = combine(full, window)
+        assert list(both.group_by_name) == ["full", "swa"]
+        assert len(both.regions) == 7
+        assert both.locate("k", 3, 2, group="swa") == (6, window.locate("k", 3, 2)[1])
+        assert both.model == "m@1"
+        assert both.relayout == "never"
+        assert not both.unified_memory
+        with pytest.raises(ConfigError, match="group must be named"):
+            both.locate("k", 3, 2)
+
+    def test_groups_in_one_buffer(self):
+        full = unified_entries(**SHAPE, length_bytes=1 << 16)
+        window = unified_entries(**{**SHAPE, "layers": [3]}, group="swa", length_bytes=1 << 16)
+        both = combine(full, window, one_region=True)
+        assert len(both.regions) == 1
+        assert both.unified_memory
+        assert both.item_lens == full.item_lens
+        assert both.locate("v", 3, 1, group="swa") == (0, 64 + 32)
+
+    def test_what_cannot_be_one_layout(self):
+        full = token_major(**SHAPE)
+        with pytest.raises(ConfigError, match="twice"):
+            combine(full, full)
+        with pytest.raises(ConfigError, match="at least one"):
+            combine()
+        with pytest.raises(ConfigError, match="two models"):
+            combine(full.with_model("a"), token_major(**SHAPE, group="swa", model="b"))
+        with pytest.raises(ConfigError, match="not one"):
+            combine(full, page_major(**SHAPE, group="swa"), one_region=True)
+        with pytest.raises(ConfigError, match="buffers of"):
+            combine(
+                page_major(**SHAPE),
+                page_major(**{**SHAPE, "layers": [5]}, group="swa"),
+                one_region=True,
+            )
