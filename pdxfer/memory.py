@@ -1,8 +1,8 @@
 """Shared buffers: the memory that a worker owns and the agent beside it maps too.
 
 A buffer is a memfd whose size can never change again (sealed SHRINK, GROW and SEAL), so nothing a
-worker does later can make an access of the agent fault. All its pages are touched once at the start:
-no page fault in the middle of a transfer, and no memory shortage found there.
+worker does later can make an access of the agent fault. All its pages are touched once at the
+start: no page fault in the middle of a transfer, and no memory shortage found there.
 
 A tensor is made with `torch.from_numpy(numpy.frombuffer(memory.buffer, ...))`: numpy keeps the
 mapping exported, so closing it under a live tensor raises `BufferError`. (`torch.frombuffer` does
@@ -30,8 +30,8 @@ Progress = Callable[[int, int], None]
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
 _REMEDY = (
-    "a daemon maps only memory made by pdxfer.memory.allocate (pools make it themselves); any other "
-    "memory, a GPU's too, needs the agent inside the worker: pdxfer.embedded"
+    "a daemon maps only memory made by pdxfer.memory.allocate (pools make it themselves); any "
+    "other memory, a GPU's too, needs the agent inside the worker: pdxfer.embedded"
 )
 
 
@@ -53,8 +53,8 @@ class MemoryRange:
 class SharedMemory:
     """A mapped memfd. Made by `allocate` and `map_sealed`.
 
-    Ownership: this object owns its descriptor and its mapping. Arrays and tensors made from `buffer`
-    keep the mapping alive, also when this object is gone.
+    Ownership: this object owns its descriptor and its mapping. Arrays and tensors made from
+    `buffer` keep the mapping alive, also when this object is gone.
     """
 
     def __init__(self, fd: int, buffer: mmap.mmap) -> None:

@@ -1,4 +1,4 @@
-"""What a serving worker imports: the client of the agent beside it. Loads no torch, ZeroMQ or UCX."""
+"""What a serving worker imports: the client of the agent beside it. No torch, ZeroMQ or UCX."""
 
 from pdxfer.client.client import Cache, Client, EmbeddedAgent
 from pdxfer.client.decode import DecodeClient, Receiving

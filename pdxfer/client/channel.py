@@ -14,6 +14,7 @@ import itertools
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -45,7 +46,7 @@ class Channel:
         """
         self.socket_path = socket_path
         self.on_message: Callable[[FromAgent], None] = _ignore
-        """Called with every message, in order, on whichever thread reads, before its waiter wakes."""
+        """Called with each message, in order, on the thread that reads, before its waiter wakes."""
         self.failure: PdxferError | None = None
         """Why the connection is unusable; None while it is fine."""
         self._timeout_s = timeout_s
@@ -228,7 +229,7 @@ class Channel:
     def _dispatch(self, message: FromAgent, fds: list[int]) -> None:
         self.on_message(message)
         with self._changed:
-            if message.request in self._answers:
+            if self._answers.get(message.request, fds) is None:  # awaited, and the first answer
                 self._answers[message.request] = (message, fds)
                 return
         for fd in fds:
@@ -274,22 +275,27 @@ def from_wire_refused(refused: Refused) -> PdxferError:
 
 def _connect(socket_path: str, timeout_s: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(timeout_s)  # connecting waits while the agent's backlog is full
+    # Connecting waits while the agent's backlog is full. Python's own timeout would make that an
+    # error at once: a Unix socket that does not block has no way to wait for it.
+    seconds, fraction = divmod(timeout_s, 1)
+    limit = struct.pack("@ll", int(seconds), int(fraction * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     try:
         sock.connect(socket_path)
-    except (OSError, ValueError) as error:
+    except BlockingIOError as error:
         sock.close()
-        if isinstance(error, OSError) and error.errno is not None:
-            raise DaemonUnavailableError(
-                f"no agent at socket_path={socket_path}: {error.strerror}", retryable=True
-            ) from error
-        if isinstance(error, TimeoutError):
-            raise DaemonUnavailableError(
-                f"the agent at socket_path={socket_path} does not accept within "
-                f"timeout_s={timeout_s:g}",
-                retryable=True,
-            ) from error
-        raise ConfigError(f"socket_path={socket_path}: {error}") from error
+        raise DaemonUnavailableError(
+            f"the agent at socket_path={socket_path} does not accept within "
+            f"timeout_s={timeout_s:g}",
+            retryable=True,
+        ) from error
+    except OSError as error:
+        sock.close()
+        if error.errno is None:
+            raise ConfigError(f"socket_path={socket_path}: {error}") from error
+        raise DaemonUnavailableError(
+            f"no agent at socket_path={socket_path}: {error.strerror}", retryable=True
+        ) from error
     sock.setblocking(False)
     return sock
 

@@ -1,4 +1,4 @@
-"""What both kinds of client do: attach a cache to the agent beside this worker, follow transfers."""
+"""What both clients do: attach a cache to the agent beside this worker, follow transfers."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _RELAYOUT = (None, "allow", "never")
 _EMBEDDED_CACHES: weakref.WeakKeyDictionary[EmbeddedAgent, dict[int, list[object]]] = (
     weakref.WeakKeyDictionary()
 )
-"""What an agent of this process may still write, by the client that attached it: caches, and exports
-of their shared memory, which can therefore not be closed. (A daemon has mappings of its own.) Kept
-until the agent is gone, or the client has closed with no transfer left."""
+"""What an agent of this process may still write, by the client that attached it: caches, and
+exports of their shared memory, which can therefore not be closed. (A daemon has mappings of its
+own.) Kept until the agent is gone, or the client has closed with no transfer left."""
 
 
 class Cache(Protocol):
@@ -85,9 +85,8 @@ class Client:
 
     role: ClassVar[str]
     """`prefill` or `decode`."""
-    transfer_class: ClassVar[type[Transfer]]
 
-    def __init__(  # noqa: PLR0913 the surface of DESIGN 9
+    def __init__(
         self,
         agent: str | os.PathLike[str] | EmbeddedAgent,
         cache: Cache,
@@ -124,8 +123,8 @@ class Client:
         self._live: dict[int, Transfer] = {}
         """By slot: transfers whose slot the agent has not got back."""
         self._by_request: dict[int, Transfer] = {}
-        self._opening: dict[int, int] = {}
-        """Request number to room, of transfers asked for."""
+        self._opening: dict[int, tuple[type[Transfer], int]] = {}
+        """By request number: kind and room of a transfer asked for."""
         self._ended: deque[Transfer] = deque(maxlen=limits.FINISHED_KEPT_MAX)
         self._closed = False
         path = os.fspath(agent) if isinstance(agent, (str, os.PathLike)) else agent.socket_path
@@ -228,7 +227,7 @@ class Client:
         """Ask for a transfer, and wait for its slot."""
         self._settle_changed()
         with self._lock:
-            self._opening[message.request] = message.room
+            self._opening[message.request] = (kind, message.room)
         try:
             answer, _ = self.channel.request(message)
         finally:
@@ -259,9 +258,9 @@ class Client:
                 )
             if (answer.version, answer.role) != (pdxfer.__version__, self.role):
                 raise ConfigError(
-                    f"this worker is a {self.role} worker of pdxfer {pdxfer.__version__}, the agent "
-                    f"at {self.channel.socket_path} a {answer.role} agent of {answer.version}: both "
-                    "must be the same"
+                    f"this worker is a {self.role} worker of pdxfer {pdxfer.__version__}, the "
+                    f"agent at {self.channel.socket_path} a {answer.role} agent of "
+                    f"{answer.version}: both must be the same"
                 )
             self.board = BoardReader(fds[0], answer.board_slots)
             self.word = self.board.word
@@ -274,7 +273,9 @@ class Client:
     def _hold_cache(self) -> None:
         if self._agent is not None:
             owners = (part.owner for part in self.cache.memory)
-            exports = [memoryview(owner.buffer) for owner in owners if isinstance(owner, SharedMemory)]
+            exports = [
+                memoryview(owner.buffer) for owner in owners if isinstance(owner, SharedMemory)
+            ]
             _EMBEDDED_CACHES.setdefault(self._agent, {})[id(self)] = [self.cache, *exports]
 
     def _on_message(self, message: FromAgent) -> None:
@@ -295,10 +296,8 @@ class Client:
     def _on_opened(self, message: Opened) -> None:
         """Made here, not by the thread that asked: its first outcome may follow at once."""
         with self._lock:
-            room = self._opening.pop(message.request, 0)
-            transfer = self.transfer_class(
-                self, room, message.transfer, message.sequence, message.request
-            )
+            kind, room = self._opening.pop(message.request, (Transfer, 0))
+            transfer = kind(self, room, message.transfer, message.sequence, message.request)
             self._live[message.transfer] = transfer
             self._by_request[message.request] = transfer
         if not room:
@@ -344,8 +343,8 @@ def describe_memory(cache: Cache, *, embedded: bool) -> tuple[list[MemoryInfo], 
     for index, (part, region) in enumerate(zip(cache.memory, regions, strict=True)):
         if part.length_bytes < region.length_bytes:
             raise ConfigError(
-                f"cache.memory[{index}] has {part.length_bytes} bytes, region {index} of its layout "
-                f"{region.length_bytes}"
+                f"cache.memory[{index}] has {part.length_bytes} bytes, region {index} of its "
+                f"layout {region.length_bytes}"
             )
         infos.append(_memory_info(index, part, region.length_bytes, fds, embedded=embedded))
     if len(fds) > limits.LOCAL_FDS_MAX:

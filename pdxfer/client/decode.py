@@ -36,7 +36,6 @@ class Receiving(Transfer):
     """
 
     returned = RETURNED_AT_DECODE
-    _client: DecodeClient
     placed = False
 
     def place(self, pages: object, *, tokens: int | None = None, prefix_tokens: int = 0) -> None:
@@ -57,7 +56,12 @@ class Receiving(Transfer):
         if self.placed:
             raise LocalProtocolError(f"room {self.room}: its pages have been placed")
         message = place_message(
-            self._client.layout, pages, tokens, prefix_tokens, transfer=self.slot, request=self.request
+            self._client.layout,
+            pages,
+            tokens,
+            prefix_tokens,
+            transfer=self.slot,
+            request=self.request,
         )
         error = self.error
         if error is not None:
@@ -70,7 +74,6 @@ class DecodeClient(Client):
     """A decode worker's connection to its agent."""
 
     role = "decode"
-    transfer_class = Receiving
 
     def connect(
         self, prefill: str | Sequence[str], timeout_s: float = limits.CONNECT_TIMEOUT_S

@@ -73,8 +73,8 @@ def check_covers(layout: KVLayout, groups: Mapping[str, Pages], tokens: int) -> 
         end = given.first_token + len(given.ids) * group.page_size
         if end < tokens:
             raise ConfigError(
-                f"group {group.name}: {len(given.ids)} pages of {group.page_size} tokens from token "
-                f"{given.first_token} end at token {end}, but the request has tokens={tokens}"
+                f"group {group.name}: {len(given.ids)} pages of {group.page_size} tokens from "
+                f"token {given.first_token} end at token {end}, but the request has tokens={tokens}"
             )
 
 
@@ -105,7 +105,9 @@ def check_room(room: int) -> None:
 
 def check_count(name: str, value: int | None, least: int) -> None:
     """Raises: ConfigError unless the value is None or an integer of at least `least`."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int) or value < least
+    ):
         raise ConfigError(f"{name}={value!r}: must be an integer of at least {least}")
 
 

@@ -41,15 +41,14 @@ class Sending(Transfer):
     """
 
     returned = RETURNED_AT_PREFILL
-    _client: PrefillClient
     _last_sent = False
 
     @property
     def prefix_tokens(self) -> int | None:
         """Tokens that decode has already and that are not sent; known from READY on, else None."""
-        if self.outcome is None and self.poll() is not State.WAITING:
+        if self._prefix_tokens is None and self.poll() is not State.WAITING:
             self._client.channel.collect()
-        return None if self.outcome is None else self.outcome.prefix_tokens
+        return self._prefix_tokens
 
     def send(
         self,
@@ -73,8 +72,8 @@ class Sending(Transfer):
             aux: handed to the decode worker with the commit, at most `limits.AUX_BYTES_MAX`.
             after: waited for first, on this thread: the work that fills the pages.
 
-        What only the agent can tell (a list too short for its tokens, chunks that overlap) fails the
-        transfer: its error says so.
+        What only the agent can tell (a list too short for its tokens, chunks that overlap) fails
+        the transfer: its error says so.
 
         Raises:
             ConfigError: a wrong argument, for example a page id out of range; nothing was sent.
@@ -114,7 +113,9 @@ class Sending(Transfer):
     @staticmethod
     def _check_aux(aux: bytes, *, last: bool) -> None:
         if len(aux) > limits.AUX_BYTES_MAX:
-            raise ConfigError(f"aux has {len(aux)} bytes, at most {limits.AUX_BYTES_MAX} can travel")
+            raise ConfigError(
+                f"aux has {len(aux)} bytes, at most {limits.AUX_BYTES_MAX} can travel"
+            )
         if aux and not last:
             raise ConfigError("aux travels with the last chunk: give it there (last=True)")
 
@@ -122,9 +123,7 @@ class Sending(Transfer):
         channel = self._client.channel
         channel.post(chunk)
         timeout_s = self._client.timeout_s
-        if channel.drained() or channel.wait_until(
-            channel.drained, time.monotonic() + timeout_s
-        ):
+        if channel.drained() or channel.wait_until(channel.drained, time.monotonic() + timeout_s):
             return
         self.abort("the agent did not take a chunk")
         raise DaemonUnavailableError(
@@ -137,7 +136,6 @@ class PrefillClient(Client):
     """A prefill worker's connection to its agent."""
 
     role = "prefill"
-    transfer_class = Sending
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pdxfer.client.channel import Channel
+    from pdxfer.layout import KVLayout
     from pdxfer.local.messages import Outcome, Refused
 
 _STATES: Final = (State.WAITING, *State)
@@ -42,10 +43,25 @@ class Commit:
 class Owner(Protocol):
     """What a transfer needs of its client."""
 
-    channel: Channel
-    timeout_s: float
-    word: Callable[[int], int]
-    """The board's word of a slot."""
+    @property
+    def channel(self) -> Channel:
+        """To the agent."""
+        ...
+
+    @property
+    def layout(self) -> KVLayout:
+        """Of the attached cache."""
+        ...
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the agent may take to answer."""
+        ...
+
+    @property
+    def word(self) -> Callable[[int], int]:
+        """The board's word of a slot."""
+        ...
 
     def settle(self, transfer: Transfer) -> None:
         """The transfer may have ended: give its slot back if it has."""
@@ -59,7 +75,7 @@ class Owner(Protocol):
 class Transfer:
     """One request's cache on its way. Made by a client; any thread may use it."""
 
-    returned: ClassVar[frozenset[State]]
+    returned: ClassVar[frozenset[State]] = FINAL
     """States in which the pages are the worker's."""
 
     def __init__(self, client: Owner, room: int, slot: int, sequence: int, request: int) -> None:
@@ -84,6 +100,7 @@ class Transfer:
         self._word = client.word
         self._last = State.WAITING
         self._aborted = False
+        self._prefix_tokens: int | None = None
 
     @property
     def state(self) -> State:
@@ -138,8 +155,8 @@ class Transfer:
         """
         if until not in _REACHED and until is not State.FAILED:
             raise ConfigError(
-                f"until={until!r}: a transfer can be waited for until WAITING, READY, MOVING, SENT, "
-                "COMMITTED or FAILED"
+                f"until={until!r}: a transfer can be waited for until WAITING, READY, MOVING, "
+                "SENT, COMMITTED or FAILED"
             )
         channel = self._client.channel
         if not channel.wait_until(lambda: self._ended(until), time.monotonic() + timeout_s):
@@ -170,9 +187,11 @@ class Transfer:
 
     # -- inside --------------------------------------------------------------------------------
     def hear(self, outcome: Outcome) -> None:
-        """Called by the client with what the agent says about a state, before the board shows it."""
+        """Called by the client with what the agent says of a state, before the board shows it."""
         self.outcome = outcome
         self._heard.add(outcome.state)
+        if outcome.prefix_tokens is not None:
+            self._prefix_tokens = outcome.prefix_tokens
 
     def explained(self, state: State) -> bool:
         """Whether the agent's words about `state` have been read."""

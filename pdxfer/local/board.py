@@ -10,6 +10,7 @@ word shows its state.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections import deque
@@ -92,7 +93,9 @@ class BoardWriter:
             )
         slot = self._free.popleft()
         self._sequence += 1
-        entry = Entry(room, generation, lane, peer_incarnation, 1 if any(peer_incarnation) else 0, 0)
+        entry = Entry(
+            room, generation, lane, peer_incarnation, 1 if any(peer_incarnation) else 0, 0
+        )
         self._live[slot] = (self._sequence, entry)
         self._store(slot, entry)
         self.publish(slot, state)
@@ -172,10 +175,8 @@ class BoardWriter:
         self._board.set_bytes_done(slot, entry.bytes_done)
 
     def _signal(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):  # a full counter is readable already
             os.eventfd_write(self.eventfd, 1)
-        except BlockingIOError:
-            pass  # its counter is full, so it is readable already
 
 
 class BoardReader:

@@ -2,8 +2,8 @@
 
     u32 length of the body | u32 descriptors | body (msgpack)          little-endian
 
-Descriptors ride with the first byte of their frame. `Inbox` and `Outbox` are the two directions of a
-non-blocking socket; neither waits. The caller decides what to do when they cannot go on.
+Descriptors ride with the first byte of their frame. `Inbox` and `Outbox` are the two directions of
+a non-blocking socket; neither waits. The caller decides what to do when they cannot go on.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def encode(message: LocalMessage, descriptors: int = 0) -> bytes:
     body = _ENCODER.encode(message)
     if len(body) > limits.LOCAL_MESSAGE_BYTES_MAX or descriptors > limits.LOCAL_FDS_MAX:
         raise ResourceError(
-            f"{type(message).__name__} has {len(body)} bytes and {descriptors} descriptors; a local "
-            f"message may have {limits.LOCAL_MESSAGE_BYTES_MAX} and {limits.LOCAL_FDS_MAX}"
+            f"{type(message).__name__} has {len(body)} bytes and {descriptors} descriptors; a "
+            f"local message may have {limits.LOCAL_MESSAGE_BYTES_MAX} and {limits.LOCAL_FDS_MAX}"
         )
     return HEADER.pack(len(body), descriptors) + body
 
@@ -127,7 +127,7 @@ class Inbox(Generic[M]):
 
 
 class Outbox:
-    """What goes out: frames in order, with their descriptors. Owns duplicates of those it queues."""
+    """What goes out: frames in order, with their descriptors. Owns duplicates of what it queues."""
 
     def __init__(self) -> None:
         self._queue: deque[tuple[memoryview, list[int]]] = deque()

@@ -8,6 +8,7 @@ fails to read, ends at most that worker's connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -18,7 +19,7 @@ from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 from pdxfer import limits
-from pdxfer.errors import ConfigError, PdxferError, RemoteProtocolError
+from pdxfer.errors import ConfigError, PdxferError, RemoteProtocolError, ResourceError
 from pdxfer.local.connection import Inbox, Outbox, encode
 from pdxfer.local.messages import FromAgent, FromWorker, Refused
 
@@ -195,8 +196,8 @@ class LocalServer:
     async def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Bind and listen; a file left by an agent that died is replaced.
 
-        Raises: ConfigError when the path is too long, is no socket, cannot be bound, or another
-            agent listens there.
+        Raises: ConfigError when the path is too long or is no socket; ResourceError when it cannot
+            be bound, or another agent listens there.
         """
         self.loop = loop or asyncio.get_running_loop()
         self._listener = listener = _bind(self.path, self.allowed_uids <= {0, os.geteuid()})
@@ -282,19 +283,16 @@ class LocalServer:
 
 
 def _open_pidfd(sock: socket.socket, pid: int) -> int:
-    """A descriptor of the connected process; from the socket where the kernel can (no pid reuse)."""
+    """Of the connected process; from the socket where the kernel can, so that no pid is reused."""
     try:
         fd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-        os.set_inheritable(fd, False)
-        return fd
     except OSError:
-        pass
-    try:
-        return os.pidfd_open(pid)
-    except OSError as error:
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(pid)
         # Dead already, or of another pid namespace: the end of the stream will tell.
-        _LOG.debug("no pidfd of the worker", extra={"pid": pid, "reason": error.strerror})
         return -1
+    os.set_inheritable(fd, False)
+    return fd
 
 
 def _bind(path: str, private: bool) -> socket.socket:
@@ -316,7 +314,7 @@ def _bind(path: str, private: bool) -> socket.socket:
         os.rename(beside, path)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"socket_path={path}: cannot listen: {error.strerror}") from error
+        raise ResourceError(f"socket_path={path}: cannot listen: {error.strerror}") from error
     return listener
 
 
@@ -335,7 +333,7 @@ def _check_stale(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         outcome = probe.connect_ex(path)
     if outcome != errno.ECONNREFUSED:
-        raise ConfigError(
+        raise ResourceError(
             f"socket_path={path}: another agent listens there ({os.strerror(outcome)}); "
             "stop it or choose another path"
         )

@@ -51,7 +51,9 @@ def test_details_cross(writer, reader):
     whole = Entry((1 << 64) - 1, (1 << 64) - 2, "cma", PEER, 1, 0)
     assert reader.entry(slot, sequence) == whole
     writer.set_details(slot, lane="tcp", peer_count=3, bytes_done=1 << 40)
-    assert reader.entry(slot, sequence) == Entry(whole.room, whole.generation, "tcp", PEER, 3, 1 << 40)
+    assert reader.entry(slot, sequence) == Entry(
+        whole.room, whole.generation, "tcp", PEER, 3, 1 << 40
+    )
     assert reader.incarnation == INCARNATION
 
 

@@ -198,10 +198,10 @@ def test_what_is_no_frame_is_refused(pair, data, text):
     "value",
     [
         {"t": "nothing"},
-        {"t": "welcome", "version": "", "role": "", "incarnation": b"", "addresses": [], "board_slots": 1},
+        {"t": "attached", "worker_id": 1},
         {"t": "release", "transfer": "1", "sequence": 1},
         {"t": "release", "transfer": 1},
-        {"t": "send", "transfer": 1, "groups": [1], "tokens": None, "layers": None, "last": True, "aux": b""},
+        {"t": "attach", "instance": "", "rank": 1},
         [1, 2],
         None,
     ],

@@ -134,7 +134,9 @@ def test_range_tells_address_and_offset():
         assert shared.range().length_bytes == 4096
 
 
-@pytest.mark.parametrize(("offset", "length"), [(-1, 2), (0, 4097), (4096, None), (5, 0), (1, 4096)])
+@pytest.mark.parametrize(
+    ("offset", "length"), [(-1, 2), (0, 4097), (4096, None), (5, 0), (1, 4096)]
+)
 def test_range_outside_is_refused(offset, length):
     with memory.allocate(4096) as shared, pytest.raises(ConfigError, match="4096 bytes"):
         shared.range(offset, length)
@@ -163,7 +165,9 @@ def test_agents_mapping_outlives_the_workers():
 def test_map_refuses_missing_seals(seals):
     fd = sealed_fd(4096, seals)
     try:
-        with pytest.raises(ConfigError, match=r"seals=.*pdxfer\.memory\.allocate.*pdxfer\.embedded"):
+        with pytest.raises(
+            ConfigError, match=r"seals=.*pdxfer\.memory\.allocate.*pdxfer\.embedded"
+        ):
             memory.map_sealed(fd, 4096)
     finally:
         os.close(fd)
