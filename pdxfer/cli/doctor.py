@@ -187,7 +187,9 @@ def lane_works(lane: str, ucx: str) -> Finding:
     except PdxferError as error:
         return Finding(f"lane {lane}", False, str(error), (lane,))
     try:
-        return Finding(f"lane {lane}", True, f"UCX {fabric.ucx_version}", (lane,))
+        return Finding(
+            f"lane {lane}", True, f"UCX {fabric.version} from {fabric.runtime.path}", (lane,)
+        )
     finally:
         fabric.close(limits.ENGINE_CLOSE_DEADLINE_S)
 

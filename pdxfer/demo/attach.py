@@ -42,7 +42,7 @@ def make_pool(model: DemoModel, options: WorkerOptions) -> tuple[PageMajorPool, 
     return pool, Cache(replace(pool.layout, model=options.model_name), pool.memory)
 
 
-def agent_for(role: str, options: WorkerOptions, stack: ExitStack) -> object:
+def agent_for(role: str, options: WorkerOptions, stack: ExitStack) -> str | EmbeddedAgent:
     """The socket of the daemon, or an agent on a thread of this process."""
     if options.socket_path:
         return options.socket_path

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+import msgspec
 
 PAGE_SIZE = 16
 
@@ -35,7 +33,6 @@ class WorkerOptions:
         return asdict(self)
 
     @classmethod
-    def from_event(cls, event: Mapping[str, object]) -> WorkerOptions:
+    def from_event(cls, value: object) -> WorkerOptions:
         """The reverse of `to_event`."""
-        blank = cls("", "", 0, "", "", "", "", 0)
-        return replace(blank, **event)  # type: ignore[arg-type]
+        return msgspec.convert(value, cls)

@@ -26,7 +26,7 @@ _PAGE_SEED = 1
 
 def run(channel: Channel, event: Event) -> None:
     """Serve requests until the parent closes the channel."""
-    options = WorkerOptions.from_event(event)
+    options = WorkerOptions.from_event(event["options"])
     model = load(options.model, options.seed, options.dtype, options.folder)
     pool, cache = make_pool(model, options)
     with ExitStack() as stack:

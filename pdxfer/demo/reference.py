@@ -11,7 +11,7 @@ from pdxfer.launch.child import child_main
 
 def run(channel: Channel, event: Event) -> None:
     """Answer prompts until the parent closes the channel."""
-    options = WorkerOptions.from_event(event)
+    options = WorkerOptions.from_event(event["options"])
     model = load(options.model, options.seed, options.dtype, options.folder)
     channel.send(event="ready")
     while True:

@@ -125,7 +125,9 @@ def _transfer(
     }
     modules = {"prefill": "prefill_worker", "decode": "decode_worker", "reference": "reference"}
     children = {
-        name: stack.enter_context(Child(name, f"pdxfer.demo.{modules[name]}", **worker.to_event()))
+        name: stack.enter_context(
+            Child(name, f"pdxfer.demo.{modules[name]}", options=worker.to_event())
+        )
         for name, worker in workers.items()
     }
     progress = Progress(2 + 4 * len(prompts))

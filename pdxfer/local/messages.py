@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pdxfer.wire.messages import GroupPages, RankInfo  # noqa: TC001 msgspec needs them
+from pdxfer.wire.messages import GroupPages, RankInfo
 
 
 class LocalMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
@@ -114,6 +114,10 @@ class ReleaseSlot(LocalMessage, frozen=True, kw_only=True, tag="release"):
     sequence: int
 
 
+class AskStatus(LocalMessage, frozen=True, kw_only=True, tag="ask_status"):
+    """Anybody whom the socket lets in: what is this agent doing? Needs no hello."""
+
+
 # -- agent to worker -------------------------------------------------------------------------
 class AgentHello(LocalMessage, frozen=True, kw_only=True, tag="welcome"):
     """Answer to `WorkerHello`; the board's memfd and an eventfd ride beside it."""
@@ -124,6 +128,38 @@ class AgentHello(LocalMessage, frozen=True, kw_only=True, tag="welcome"):
     addresses: list[str]
     """Control addresses of a prefill agent: what decode passes as `prefill=`."""
     board_slots: int
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One attached worker."""
+
+    worker_id: int
+    pid: int
+    instance: str
+    rank: int
+    """Its index in the instance."""
+    length_bytes: int
+    """Of its memory."""
+    transfers: int
+    """Live ones, as its status board has them."""
+
+
+class AgentStatus(LocalMessage, frozen=True, kw_only=True, tag="status"):
+    """Answer to `AskStatus`."""
+
+    version: str
+    role: str
+    pid: int
+    incarnation: bytes
+    addresses: list[str]
+    lanes: list[str]
+    """Offered, best first."""
+    lanes_in_use: list[str]
+    ucx_version: str
+    workers: list[WorkerStatus]
+    live_transfers: int
+    """Not final: those whose worker has gone count until nothing of them can land."""
+    stopping: bool
 
 
 class Attached(LocalMessage, frozen=True, kw_only=True, tag="attached"):
@@ -181,5 +217,6 @@ FromWorker = (
     | PlacePages
     | AbortTransfer
     | ReleaseSlot
+    | AskStatus
 )
-FromAgent = AgentHello | Attached | Connected | Opened | Refused | Outcome
+FromAgent = AgentHello | Attached | Connected | Opened | Refused | Outcome | AgentStatus

@@ -98,7 +98,7 @@ def test_the_command_line_comes_from_the_table():
     for row in config.settings_of("decode"):
         assert row.flag in text
         assert row.variable in text
-    assert "--bind" not in text
+    assert "--client-keys" not in text
 
 
 def test_flags_keep_the_names_of_the_table():
