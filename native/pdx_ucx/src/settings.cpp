@@ -1,22 +1,33 @@
 #include "pdx/ucx/settings.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <sstream>
+#include <string_view>
+#include <system_error>
 
 #include "pdx/ucx/status.h"
 
 namespace pdx::ucx {
 namespace {
 
-void require_names(const char* field, const std::string& value) {
-  for (const char c : value) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0 &&
-        std::string("_.:,-@").find(c) == std::string::npos) {
-      throw SettingError(
-          std::string(field) + ": '" + value +
-          "' is not a list of device names separated by commas, such as eth0,mlx5_0:1");
+// UCX itself only warns about an unknown device and goes on without it.
+void require_devices(const std::string& value) {
+  std::istringstream names(value);
+  for (std::string name; std::getline(names, name, ',');) {
+    const bool plain = !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+      return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+             std::string_view("_.:-@").find(c) != std::string_view::npos;
+    });
+    // Names with a port are those of RDMA devices.
+    const bool network = name.find(':') == std::string::npos;
+    std::error_code ignored;
+    if (!plain || (network && !std::filesystem::exists("/sys/class/net/" + name, ignored))) {
+      throw SettingError("net_device: '" + name + "' in '" + value +
+                         "' is not a network device of this machine; /sys/class/net lists them");
     }
   }
 }
@@ -42,7 +53,7 @@ void validate(const LaneSettings& lane) {
   if (lane.lane != "tcp" && lane.lane != "cma") {
     throw SettingError("lane: '" + lane.lane + "' is not a UCX lane of this build; use tcp or cma");
   }
-  require_names("net_device", lane.net_devices);
+  require_devices(lane.net_devices);
   if (!lane.tcp_port_range.empty()) {
     require_port_range(lane.tcp_port_range);
   }

@@ -1,0 +1,332 @@
+// Two engines in one process. Argument: the lane.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "ucx_testing.h"
+
+namespace {
+
+using namespace pdx::ucx;
+using namespace pdx::testing;
+
+std::string lane;
+
+// A sender and a receiver with an open path between them.
+struct Pair {
+  explicit Pair(std::size_t bytes, EngineOptions sending = options(lane))
+      : source(random_bytes(bytes, 1)),
+        destination(bytes, '\x5a'),
+        sender(sending),
+        receiver(options(lane)),
+        sent(sender),
+        received(receiver) {
+    source_region = sender.register_region(range_of(source.data(), bytes)).id;
+    remote = {{range_of(destination.data(), bytes),
+               receiver.register_region(range_of(destination.data(), bytes)).rkey}};
+    std::tie(receiver_id, receiver_address) = receiver.open_receiver();
+    path = sender.connect(receiver_address, 10.0);
+    const Completion opened = sent.wait(Event::PathOpened);
+    CHECK(opened.error.empty() && opened.id == path);
+    CHECK(transports_problem(lane, opened.data).empty());
+    receiver.watch_sender(receiver_id, sender.send_address());
+    // Commands run in order: when this one is done, so is the one before it.
+    receiver.register_region(range_of(source.data(), 1));
+  }
+
+  std::uint64_t post(std::uint64_t generation, const Runs& runs) {
+    return sender.post(path, generation, runs.table(), std::vector{source_region}, remote);
+  }
+
+  std::vector<char> source;
+  std::vector<char> destination;
+  Engine sender;
+  Engine receiver;
+  Told sent;
+  Told received;
+  std::uint64_t source_region = 0;
+  std::vector<RemoteRange> remote;
+  std::uint64_t receiver_id = 0;
+  std::string receiver_address;
+  std::uint64_t path = 0;
+};
+
+void bytes_land_exactly_and_before_the_commit() {
+  // The last piece of memory is no run's; longer than one piece, odd, and single bytes too.
+  Pair pair(24 << 20);
+  Runs runs = shuffled(64, 4096, 4, 3);
+  runs.add(1 << 20, (1 << 20) + 1, (9 << 20) + 7);
+  runs.add(0, 700'001, 1);
+  runs.end_batch();
+  runs.end_batch();
+  const std::uint64_t first = pair.post(7, runs);
+  const std::uint64_t commit = pair.sender.commit(pair.path, 7, std::string("pay\0load", 8));
+  const Completion arrived = pair.received.wait(Event::CommitArrived);
+  CHECK(landed(runs, pair.source.data(), pair.destination.data()));
+  CHECK(arrived.data == std::string("pay\0load", 8) && arrived.id == pair.receiver_id);
+  std::vector<char> expected(pair.destination.size(), '\x5a');
+  for (std::size_t i = 0; i < runs.values.size(); i += 5) {
+    std::memcpy(expected.data() + runs.values[i + 3], pair.source.data() + runs.values[i + 1],
+                static_cast<std::size_t>(runs.values[i + 4]));
+  }
+  CHECK(expected == pair.destination);
+  CHECK(pair.sent.ticket(commit).error.empty());
+  const std::uint64_t lengths[] = {65536, 65536, 65536, 65536, (9 << 20) + 8, 0};
+  for (std::uint64_t i = 0; i < 6; ++i) {
+    const Completion done = pair.sent.ticket(first + i);
+    CHECK(done.event == Event::Posted && done.error.empty() && done.generation == 7);
+    CHECK(done.length_bytes == lengths[i] && done.runs == (i < 4 ? 16 : i == 4 ? 2 : 0));
+  }
+}
+
+void many_small_runs_and_commits() {
+  Pair pair(8 << 20);
+  for (std::uint64_t generation = 1; generation <= 8; ++generation) {
+    const Runs runs = shuffled(2048, 4096, 8, generation);
+    pair.post(generation, runs);
+    const std::string payload(generation * 8192, static_cast<char>('a' + generation));
+    pair.sender.commit(pair.path, generation, payload);
+    const Completion arrived =
+        pair.received.wait("this commit", [&](const auto& done) { return done.data == payload; });
+    CHECK(landed(runs, pair.source.data(), pair.destination.data()));
+  }
+  CHECK(pair.received.count(Event::CommitArrived) == 8);
+}
+
+void a_post_that_leaves_its_region_posts_nothing() {
+  Pair pair(1 << 20);
+  Runs runs = shuffled(16, 4096, 1, 1);
+  runs.add(0, (1 << 20) - 10, 11);
+  runs.splits.back() = 17;
+  CHECK(throws<UsageError>([&] { pair.post(1, runs); }, "run 16: destination offset"));
+  Runs high = shuffled(16, 4096, 1, 1);
+  auto wrapping = pair.remote;
+  wrapping[0].range.address = ~std::uint64_t{0} - 4096;
+  CHECK(throws<UsageError>(
+      [&] {
+        pair.sender.post(pair.path, 1, high.table(), std::vector{pair.source_region}, wrapping);
+      },
+      "64-bit address space"));
+  CHECK(throws<UsageError>(
+      [&] {
+        pair.sender.post(pair.path, 1, high.table(), std::vector<std::uint64_t>{99}, pair.remote);
+      },
+      "source region 99 is not registered"));
+  // A later, good post of the same generation is not harmed, and nothing else was written.
+  const Runs good = shuffled(2, 4096, 1, 1);
+  CHECK(pair.sent.ticket(pair.post(1, good)).error.empty());
+  CHECK(pair.sent.count(Event::Posted) == 1);
+  CHECK(std::count(pair.destination.begin() + 8192, pair.destination.end(), '\x5a') ==
+        static_cast<long>(pair.destination.size()) - 8192);
+}
+
+void cancel_drops_what_is_not_posted() {
+  EngineOptions narrow = options(lane);
+  narrow.window = {std::uint64_t{64} << 10, 1};
+  Pair pair(64 << 20, narrow);
+  const Runs large = shuffled(8192, 8192, 64, 1);
+  const std::uint64_t first = pair.post(1, large);
+  Runs small;
+  small.add(0, 0, 4096);
+  small.end_batch();
+  const std::uint64_t commit = pair.sender.commit(pair.path, 1, "never");
+  pair.sender.cancel(pair.path, 1, 0.0);
+  const Completion cancelled = pair.sent.wait(Event::Cancelled);
+  const std::vector<char> after = pair.destination;
+  CHECK(cancelled.generation == 1);
+  CHECK(pair.sent.count(Event::Posted) == 64);
+  std::uint64_t placed = 0;
+  for (std::uint64_t i = 0; i < 64; ++i) {
+    placed += pair.sent.ticket(first + i).length_bytes;
+  }
+  CHECK(placed < (std::uint64_t{64} << 20));
+  CHECK(pair.sent.ticket(first + 63).error.find("cancelled") != std::string::npos);
+  CHECK(pair.sent.ticket(commit).error.find("cancelled") != std::string::npos);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK(after == pair.destination);
+  // Nothing more is ever sent for it; other generations go on.
+  CHECK(!pair.sent.ticket(pair.post(1, small)).error.empty());
+  CHECK(!pair.sent.ticket(pair.sender.commit(pair.path, 1, "no")).error.empty());
+  CHECK(pair.sent.ticket(pair.post(2, small)).error.empty());
+  pair.sender.commit(pair.path, 2, "two");
+  CHECK(pair.received.wait(Event::CommitArrived).data == "two");
+  pair.sender.cancel(pair.path, 77, 1.0);
+  pair.sent.wait("an unknown generation is cancelled at once", [](const auto& done) {
+    return done.event == Event::Cancelled && done.generation == 77;
+  });
+}
+
+void generations_share_a_path() {
+  EngineOptions narrow = options(lane);
+  narrow.window = {std::uint64_t{256} << 10, 8};
+  Pair pair(32 << 20, narrow);
+  const std::uint64_t large = pair.post(1, shuffled(8192, 4096, 1, 1));
+  Runs small;
+  small.add(0, 0, 4096);
+  small.end_batch();
+  const std::uint64_t quick = pair.post(2, small);
+  CHECK(pair.sent.ticket(quick).error.empty());
+  // The long one, queued before, has not kept it waiting.
+  for (const auto& done : pair.sent.list) {
+    CHECK(done.ticket != large);
+    if (done.ticket == quick) {
+      break;
+    }
+  }
+  CHECK(pair.sent.ticket(large).error.empty());
+}
+
+void a_destroyed_receiver_ends_the_path() {
+  Pair pair(64 << 20);
+  pair.receiver.close_receiver(pair.receiver_id);
+  pair.receiver.close_receiver(pair.receiver_id);
+  if (lane == "tcp") {
+    const std::vector<char> before = pair.destination;
+    std::uint64_t ticket = 0;
+    try {
+      ticket = pair.post(1, shuffled(1024, 65536, 16, 1));
+    } catch (const UsageError&) {
+      // The path was closed already.
+    }
+    const Completion closed = pair.sent.wait(Event::PathClosed);
+    CHECK(closed.id == pair.path);
+    CHECK(ticket == 0 || !pair.sent.ticket(ticket + 15).error.empty());
+    CHECK(before == pair.destination);
+  } else {
+    pair.sent.wait(Event::PathClosed);
+  }
+  CHECK(throws<UsageError>([&] { pair.post(2, shuffled(1, 8, 1, 1)); }, "is closed"));
+  CHECK(throws<UsageError>([&] { pair.sender.commit(pair.path, 2, ""); }, "is closed"));
+  // A new receiver, a new path.
+  const auto [id, address] = pair.receiver.open_receiver();
+  const std::uint64_t path = pair.sender.connect(address, 10.0);
+  pair.sent.wait("the new path", [&](const auto& done) {
+    return done.event == Event::PathOpened && done.id == path && done.error.empty();
+  });
+  CHECK(id != pair.receiver_id);
+}
+
+void closing_a_path_ends_its_tickets() {
+  Pair pair(32 << 20);
+  const std::uint64_t first = pair.post(1, shuffled(8192, 4096, 8, 1));
+  pair.sender.close_path(pair.path);
+  pair.sender.close_path(pair.path);
+  pair.sent.wait(Event::PathClosed);
+  CHECK(pair.sent.count(Event::Posted) == 8);
+  CHECK(pair.sent.list.back().event == Event::PathClosed);
+  CHECK(!pair.sent.ticket(first + 7).error.empty());
+  CHECK(pair.sent.count(Event::PathClosed) == 1);
+}
+
+void a_closed_sender_is_lost() {
+  Pair pair(1 << 20);
+  pair.sender.close(4.0);
+  const Completion lost = pair.received.wait(Event::SenderLost);
+  CHECK(lost.id == pair.receiver_id && !lost.error.empty());
+  CHECK(pair.received.count(Event::SenderLost) == 1);
+  // Its worker is gone, and closing it is still allowed.
+  pair.receiver.close_receiver(pair.receiver_id);
+}
+
+void a_receiver_that_is_not_there_is_told_in_time() {
+  Engine sender(options(lane));
+  Told sent(sender);
+  std::string address;
+  {
+    Engine receiver(options(lane));
+    address = receiver.open_receiver().second;
+  }
+  const std::uint64_t path = sender.connect(address, 0.5);
+  const Completion opened = sent.wait(Event::PathOpened, 5.0);
+  CHECK(opened.id == path && !opened.error.empty());
+  CHECK(throws<UsageError>([&] { sender.commit(path, 1, ""); }, "is closed"));
+  CHECK(throws<UsageError>([&] { sender.connect("junk", 1.0); }, "lane address"));
+  sender.connect(sender.send_address(), 1.0);
+  sent.wait("the address of a sender is refused", [](const auto& done) {
+    return done.error.find("not that of a receiver") != std::string::npos;
+  });
+  LaneAddress old = LaneAddress::unpack(address);
+  old.ucx_minor += 1;
+  sender.connect(old.pack(), 1.0);
+  sent.wait("another UCX is refused", [](const auto& done) {
+    return done.error.find("do not interoperate") != std::string::npos;
+  });
+}
+
+void a_region_in_use_is_kept() {
+  Pair pair(64 << 20);
+  const std::uint64_t ticket = pair.post(1, shuffled(1024, 65536, 1, 1));
+  pair.sender.deregister_region(pair.source_region);
+  CHECK(throws<UsageError>([&] { pair.sender.deregister_region(pair.source_region); },
+                           "is not registered"));
+  const Completion released = pair.sent.wait(Event::RegionReleased);
+  CHECK(released.id == pair.source_region);
+  CHECK(pair.sent.count(Event::Posted) == 1 && pair.sent.ticket(ticket).error.empty());
+  CHECK(throws<UsageError>([&] { pair.post(2, shuffled(1, 8, 1, 1)); }, "is not registered"));
+}
+
+void close_is_idempotent_and_bounded() {
+  Pair pair(64 << 20);
+  pair.post(1, shuffled(16384, 4096, 4, 1));
+  const auto begin = std::chrono::steady_clock::now();
+  pair.sender.close(4.0);
+  pair.sender.close(4.0);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(4));
+  for (auto& done : pair.sender.drain()) {
+    pair.sent.list.push_back(std::move(done));
+  }
+  CHECK(pair.sent.count(Event::Posted) == 4 && pair.sent.count(Event::PathClosed) == 1);
+  CHECK(throws<UsageError>([&] { pair.post(2, shuffled(1, 8, 1, 1)); }, "engine is closed"));
+  CHECK(throws<UsageError>([&] { pair.sender.open_receiver(); }, "engine is closed"));
+  pair.sender.close_path(pair.path);
+  pair.sender.close_receiver(5);
+}
+
+void a_forked_child_is_refused() {
+  Pair pair(1 << 20);
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool refused =
+        throws<UsageError>([&] { pair.post(1, shuffled(1, 8, 1, 1)); }, "forked child") &&
+        throws<UsageError>([&] { pair.sender.close(1.0); }, "forked child");
+    std::_Exit(refused ? 0 : 1);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(pair.sent.ticket(pair.post(1, shuffled(16, 8, 1, 1))).error.empty());
+}
+
+void settings_are_refused_before_ucx_starts() {
+  EngineOptions bad = options(lane);
+  bad.lane.net_devices = "nosuchdevice0";
+  CHECK(throws<SettingError>([&] { Engine engine(bad); }, "nosuchdevice0"));
+}
+
+void run(const char* name, void (*test)()) {
+  std::fprintf(stderr, "%s %s\n", lane.c_str(), name);
+  test();
+}
+
+#define RUN(test) run(#test, &test)
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  CHECK(count == 2);
+  lane = arguments[1];
+  RUN(bytes_land_exactly_and_before_the_commit);
+  RUN(many_small_runs_and_commits);
+  RUN(a_post_that_leaves_its_region_posts_nothing);
+  RUN(cancel_drops_what_is_not_posted);
+  RUN(generations_share_a_path);
+  RUN(a_destroyed_receiver_ends_the_path);
+  RUN(closing_a_path_ends_its_tickets);
+  RUN(a_closed_sender_is_lost);
+  RUN(a_receiver_that_is_not_there_is_told_in_time);
+  RUN(a_region_in_use_is_kept);
+  RUN(close_is_idempotent_and_bounded);
+  RUN(a_forked_child_is_refused);
+  RUN(settings_are_refused_before_ucx_starts);
+  return 0;
+}
