@@ -204,7 +204,7 @@ void test_signals_do_not_cut_a_wait_short() {
     std::atomic<bool> done{false};
     const pthread_t waiter = pthread_self();
     std::thread sender([&] {
-      while (!done && signals < 20) {
+      while (!done && (ends || signals < 20)) {
         pthread_kill(waiter, SIGUSR1);
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
