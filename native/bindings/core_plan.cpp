@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "core_bindings.h"
+#include "pdx/page_ids.h"
 #include "pdx/plan.h"
 
 namespace nb = nanobind;

@@ -1,4 +1,4 @@
-"""Numbers that engines' own pools have for the same shapes: sizes, offsets, strides, item lengths."""
+"""Sizes, offsets, strides and item lengths that engines' own pools have for the same shapes."""
 
 import pytest
 
@@ -122,18 +122,19 @@ class TestUnifiedEntries:
         assert first_free_slot(reserved, state_entry) == 1
 
 
-class TestMla:
-    SHAPE = {
-        "layers": range(3),
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "page_size": 4,
-        "pages": 9,
-        "dtype": "bfloat16",
-    }
+MLA_SHAPE = {
+    "layers": range(3),
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "page_size": 4,
+    "pages": 9,
+    "dtype": "bfloat16",
+}
 
+
+class TestMla:
     def test_one_tensor_a_layer_holds_both_parts(self):
-        layout = mla(**self.SHAPE)
+        layout = mla(**MLA_SHAPE)
         assert lengths(layout) == [1728] * 3
         assert layout.item_lens == (192,) * 3
         assert layout.locate("latent", 2, 5) == (2, 5 * 48)
@@ -141,11 +142,11 @@ class TestMla:
         assert {plane.heads_total for plane in layout.planes} == {1}
 
     def test_page_envelope(self):
-        layout = mla(**self.SHAPE, arrangement="page_major")
+        layout = mla(**MLA_SHAPE, arrangement="page_major")
         assert layout.item_lens == (576,)
         assert layout.locate("rope", 1, 5) == (0, 576 + 192 + 48 + 32)
 
     def test_token_entries(self):
-        layout = mla(**self.SHAPE, arrangement="unified_entries")
+        layout = mla(**MLA_SHAPE, arrangement="unified_entries")
         assert layout.planes[0].row_stride == 160  # 3 rows of 48, padded
         assert layout.locate("rope", 1, 5) == (0, 5 * 160 + 48 + 32)

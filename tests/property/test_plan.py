@@ -7,6 +7,7 @@ layout says, and every other byte must be what it was.
 PDXFER_PROPERTY_EXAMPLES sets how many pairs are drawn.
 """
 
+import itertools
 import os
 from dataclasses import dataclass
 
@@ -130,7 +131,6 @@ def sides(draw, groups, dtype, family, tp_sizes, stages):
         names = sorted(BUILDERS)
         if family == "mla":
             names.remove("head_major")
-        rows = [group.heads * cell for cell in group.parts.values()]
         per_rank = {heads_of_rank(group.heads, tp, tp_size)[1] for tp in range(tp_size)}
         rows = [n * cell for n in per_rank for cell in group.parts.values()]
         if family != "mla" and any(row % 16 for row in rows):
@@ -355,7 +355,7 @@ def test_runs_are_the_longest_that_are_contiguous_on_both_sides(case):
                     atoms.append((*a, *b, length))
         atoms.sort()
         least = 1
-        for before, after in zip(atoms, atoms[1:], strict=False):
+        for before, after in itertools.pairwise(atoms):
             touch = (
                 before[0] == after[0]
                 and before[2] == after[2]

@@ -99,7 +99,7 @@ class TestRank:
             {"tp": True, "tp_size": 2},
             {"cp": 0.0},
             {"tp_size": 100, "pp_size": 100},
-        ],  # fmt: skip
+        ],
     )
     def test_what_is_no_rank(self, fields):
         with pytest.raises(ConfigError):

@@ -1,5 +1,5 @@
 import dataclasses
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -154,8 +154,10 @@ class TestBatches:
         got = self.batches(plan(PAGE, TOKEN), [3, 5, 7])
         assert got.splits.tolist() == [0, 6, 12, 18]
         assert [set(got.runs[a:b, 2] % 3) for a, b in [(0, 6), (6, 12), (12, 18)]] == [
-            {0}, {1}, {2},
-        ]  # fmt: skip
+            {0},
+            {1},
+            {2},
+        ]
         assert got.length_bytes == 3 * 768
 
     def test_envelopes_are_batched_by_bytes(self):
@@ -220,7 +222,7 @@ class TestStateAndTiles:
                 3,
                 "bfloat16",
                 "whole",
-            )  # fmt: skip
+            )
             for layer in range(2)
         )
         return KVLayout((group,), planes, (RegionSpec(pages * 192, 192),), "bfloat16")
@@ -368,8 +370,15 @@ class TestSummary:
             summary = made.summary()
             assert PlanSummary.from_wire(summary.to_wire()) == summary
 
-    @pytest.mark.parametrize("change", [{"groups": 1}, {"lane_hint": 3}, {"groups": [[1]]},
-                                        {"groups": [["g", 1, 1, "x", 1, 1, 1]]}])  # fmt: skip
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"groups": 1},
+            {"lane_hint": 3},
+            {"groups": [[1]]},
+            {"groups": [["g", 1, 1, "x", 1, 1, 1]]},
+        ],
+    )
     def test_what_is_no_summary(self, change):
         with pytest.raises(RemoteProtocolError):
             PlanSummary.from_wire({**plan(PAGE, TOKEN).summary().to_wire(), **change})
@@ -383,18 +392,11 @@ def test_threads_share_a_plan():
     source, destination = np.arange(1, 101), np.arange(201, 1, -1)[:200]
     spans = [(first, first + 77) for first in range(0, 1400, 13)]
     alone = [plan(made.source, made.destination).runs(source, destination, span) for span in spans]
-    errors = []
 
-    def work():
-        try:
-            for span, wanted in zip(spans, alone, strict=True):
-                np.testing.assert_array_equal(made.runs(source, destination, span), wanted)
-        except BaseException as error:
-            errors.append(error)
+    def work(_):
+        return [made.runs(source, destination, span) for span in spans]
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(work, range(4)):
+            for runs, wanted in zip(got, alone, strict=True):
+                np.testing.assert_array_equal(runs, wanted)

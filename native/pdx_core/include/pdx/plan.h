@@ -10,26 +10,15 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
-namespace pdx {
+#include "pdx/run_buffer.h"
 
-// One contiguous copy.
-struct Run {
-  std::int64_t source_region;
-  std::int64_t source_offset;
-  std::int64_t destination_region;
-  std::int64_t destination_offset;
-  std::int64_t length;
-};
-static_assert(sizeof(Run) == 5 * sizeof(std::int64_t), "runs are rows of an int64 array");
+namespace pdx {
 
 // A bound of pdxfer.limits was reached.
 struct LimitError : std::runtime_error {
@@ -100,38 +89,6 @@ struct GroupRequest {
   std::int64_t end;
 };
 
-// Runs in memory that can be handed over without a copy. Room is taken once: pages of it that are
-// never written cost nothing.
-class RunBuffer {
- public:
-  RunBuffer() = default;
-  // Throws std::bad_alloc.
-  explicit RunBuffer(std::size_t capacity);
-  RunBuffer(RunBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)),
-        mapped_bytes_(std::exchange(other.mapped_bytes_, 0)) {}
-  RunBuffer& operator=(RunBuffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    std::swap(mapped_bytes_, other.mapped_bytes_);
-    return *this;
-  }
-  ~RunBuffer();
-
-  std::size_t size() const { return size_; }
-  Run* data() { return data_; }
-  const Run& operator[](std::size_t index) const { return data_[index]; }
-  void set_size(std::size_t size) { size_ = size; }
-  // Gives back what lies behind the last run.
-  void fit();
-
- private:
-  Run* data_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t mapped_bytes_ = 0;  // 0: from malloc
-};
-
 // The runs of a request; batch b is rows [splits[b], splits[b + 1]).
 struct Batches {
   RunBuffer runs;
@@ -150,7 +107,6 @@ struct Description {
 
 struct Program;
 struct Shape;
-struct Walk;
 class ProgramCache;
 
 // Immutable after construction but for a locked, bounded cache of programs: any thread may call.
@@ -178,10 +134,8 @@ class Plan {
 
  private:
   std::shared_ptr<const Program> program(const Shape& shape) const;
-  std::shared_ptr<const Program> build(const Shape& shape) const;
   std::vector<std::int64_t> chosen_layers(
       std::size_t group, const std::optional<std::vector<std::int64_t>>& layers) const;
-  Walk walk(const GroupRequest& request, std::vector<std::int64_t> layers) const;
 
   std::vector<GroupSpec> groups_;
   std::vector<std::vector<PlanePair>> pairs_;      // by group
@@ -189,12 +143,5 @@ class Plan {
   PlanLimits limits_;
   std::unique_ptr<ProgramCache> cache_;
 };
-
-// Position of the first id outside [reserved_pages, pages), or -1.
-std::int64_t first_bad_id(const std::int64_t* ids, std::size_t count, std::int64_t reserved_pages,
-                          std::int64_t pages);
-
-// Position of the first id that appeared before, or -1. All ids are in [0, pages).
-std::int64_t first_repeated_id(const std::int64_t* ids, std::size_t count, std::int64_t pages);
 
 }  // namespace pdx
