@@ -16,7 +16,8 @@ CPP := $(filter %.h %.cpp,$(NATIVE))
 FLAGS ?=
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help build demo test check test-native test-python test-nodes test-faults bench bench-peers fmt
+.PHONY: help build demo test check test-native test-python test-nodes test-faults bench bench-peers
+.PHONY: fmt generated
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -84,3 +85,6 @@ fmt: build  ## put every file in its one form
 	$(BIN)/ruff check --fix --exit-zero -q .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
+
+generated: build  ## docs/limits.md and the stubs of the native modules
+	PYTHONPATH=. $(BIN)/python tests/repo/generated.py

@@ -6,16 +6,50 @@ from typing import Annotated
 import numpy
 from numpy.typing import NDArray
 
-
 class LimitError(RuntimeError):
     pass
 
 class Plan:
     """Matched plane pairs, compiled; any thread may use it."""
 
-    def __init__(self, groups: Sequence[tuple[str, int, int, int, int, int, int]], pairs: Annotated[NDArray[numpy.int64], dict(shape=(None, 16), order='C', device='cpu', writable=False)], source_region_bytes: Sequence[int], destination_region_bytes: Sequence[int], runs_per_page_max: int, runs_max: int) -> None: ...
-
-    def batches(self, requests: Sequence[tuple[int, Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], int, Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, int]], layers: Sequence[int] | None, batch_bytes: int, run_bytes_max: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None, 5))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], int]:
+    def __init__(
+        self,
+        groups: Sequence[tuple[str, int, int, int, int, int, int]],
+        pairs: Annotated[
+            NDArray[numpy.int64], dict(shape=(None, 16), order="C", device="cpu", writable=False)
+        ],
+        source_region_bytes: Sequence[int],
+        destination_region_bytes: Sequence[int],
+        runs_per_page_max: int,
+        runs_max: int,
+    ) -> None: ...
+    def batches(
+        self,
+        requests: Sequence[
+            tuple[
+                int,
+                Annotated[
+                    NDArray[numpy.int64],
+                    dict(shape=(None,), order="C", device="cpu", writable=False),
+                ],
+                int,
+                Annotated[
+                    NDArray[numpy.int64],
+                    dict(shape=(None,), order="C", device="cpu", writable=False),
+                ],
+                int,
+                int,
+                int,
+            ]
+        ],
+        layers: Sequence[int] | None,
+        batch_bytes: int,
+        run_bytes_max: int,
+    ) -> tuple[
+        Annotated[NDArray[numpy.int64], dict(shape=(None, 5))],
+        Annotated[NDArray[numpy.int64], dict(shape=(None,))],
+        int,
+    ]:
         """Runs int64 [n, 5], splits int64 [batches + 1], bytes of a request."""
 
     def describe(self, group: int) -> tuple[int, int, int, int, int]:
@@ -23,10 +57,21 @@ class Plan:
         Tokens, runs, bytes, longest and shortest run of one period of a group's pages.
         """
 
-def first_bad_id(ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], reserved_pages: int, pages: int) -> int:
+def first_bad_id(
+    ids: Annotated[
+        NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+    ],
+    reserved_pages: int,
+    pages: int,
+) -> int:
     """Position of the first id outside [reserved_pages, pages), or -1."""
 
-def first_repeated_id(ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], pages: int) -> int:
+def first_repeated_id(
+    ids: Annotated[
+        NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+    ],
+    pages: int,
+) -> int:
     """Position of the first id that appeared before, or -1."""
 
 def board_bytes(slots: int) -> int:
@@ -36,14 +81,12 @@ class BoardWriter:
     """A status board mapped writable: the agent's side."""
 
     def __init__(self, fd: int, slots: int, incarnation: bytes) -> None: ...
-
     @property
     def slots(self) -> int: ...
-
-    def set_details(self, slot: int, room: int, generation: int, peer: bytes, peer_count: int, lane: int) -> None: ...
-
+    def set_details(
+        self, slot: int, room: int, generation: int, peer: bytes, peer_count: int, lane: int
+    ) -> None: ...
     def set_bytes_done(self, slot: int, bytes_done: int) -> None: ...
-
     def publish(self, slot: int, sequence: int, state: int) -> None:
         """Store the word (release) and wake its waiters."""
 
@@ -51,18 +94,14 @@ class BoardReader:
     """A status board mapped read-only: the worker's side."""
 
     def __init__(self, fd: int, slots: int) -> None: ...
-
     @property
     def slots(self) -> int: ...
-
     @property
     def incarnation(self) -> bytes: ...
-
     def word(self, slot: int) -> int:
         """`sequence << 8 | state` of a slot (acquire)."""
 
     def bytes_done(self, slot: int) -> int: ...
-
     def details(self, slot: int) -> tuple[int, int, bytes, int, int]:
         """(room, generation, peer incarnation, peer count, lane code) of a slot."""
 

@@ -24,7 +24,9 @@ class Engine:
     ) -> None: ...
     def fileno(self) -> int: ...
     def drain(self) -> list[tuple[int, int, int, int, int, int, bool, bytes, str]]:
-        """Event, id, generation, ticket, length_bytes, runs, drained, data, error of each."""
+        """
+        Event, id, generation, ticket, length_bytes, runs, drained, data, error of each.
+        """
 
     def wait(self, timeout_s: float) -> bool:
         """True when drain has something within timeout_s."""
