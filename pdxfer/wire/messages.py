@@ -384,7 +384,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     session from an older one of the same two lives."""
     number: Natural
     """From 1 in each direction of a session; 0: outside the numbering (`Hello`, `StaleSession`,
-    heartbeats, pure acknowledgements)."""
+    heartbeats, pure acknowledgements). `ack + 1` on a pure acknowledgement asks to send again from
+    there."""
     ack: Natural
     """Highest number received without a gap."""
     message: AnyMessage | None = None

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 PROTOCOL_VERSION: Final = 0
 """What this code speaks."""
+RELEASED_VERSIONS: Final[frozenset[int]] = frozenset()
+"""Versions of public releases: their golden vectors are never edited."""
 SUPPORTED_VERSIONS: Final = frozenset({PROTOCOL_VERSION})
 """What this code can speak with a peer."""
 
