@@ -17,9 +17,9 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Final
 
-from pdxfer import limits
 from pdxfer.errors import (
     ConfigError,
     DaemonUnavailableError,
@@ -65,6 +65,7 @@ class Channel:
     def watch(self, eventfd: int) -> None:
         """Take over the board's eventfd: a change of the board wakes whoever waits here."""
         self._eventfd = eventfd
+        self._close_eventfd = weakref.finalize(self, os.close, eventfd)
 
     def new_request(self) -> int:
         """A number that no other request of this channel has."""
@@ -173,7 +174,7 @@ class Channel:
             self._inbox.close()
             self._sock.close()
             if self._eventfd >= 0:
-                os.close(self._eventfd)
+                self._close_eventfd()
                 self._eventfd = -1
 
     # -- the leader ----------------------------------------------------------------------------
@@ -302,7 +303,3 @@ def _connect(socket_path: str, timeout_s: float) -> socket.socket:
 
 def _ignore(message: FromAgent) -> None:
     """Nobody listens yet."""
-
-
-REQUEST_MARGIN_S: Final = limits.LOCAL_REQUEST_TIMEOUT_S
-"""Added to a deadline that the agent keeps itself: it answers at that deadline, not before."""

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
 
 import pdxfer
@@ -73,6 +74,17 @@ class EmbeddedAgent(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Opening:
+    """A transfer that the agent has been asked for."""
+
+    kind: type[Transfer]
+    room: int
+    """0: whoever asked has given up."""
+    transfer: Transfer | None = None
+    """Set with the agent's answer. (By then others may have listed and released it.)"""
+
+
 T = TypeVar("T", bound=Transfer)
 
 
@@ -123,8 +135,8 @@ class Client:
         self._live: dict[int, Transfer] = {}
         """By slot: transfers whose slot the agent has not got back."""
         self._by_request: dict[int, Transfer] = {}
-        self._opening: dict[int, tuple[type[Transfer], int]] = {}
-        """By request number: kind and room of a transfer asked for."""
+        self._opening: dict[int, _Opening] = {}
+        """By request number: transfers asked for."""
         self._ended: deque[Transfer] = deque(maxlen=limits.FINISHED_KEPT_MAX)
         self._closed = False
         path = os.fspath(agent) if isinstance(agent, (str, os.PathLike)) else agent.socket_path
@@ -226,19 +238,19 @@ class Client:
     def open_transfer(self, message: OpenSend | OpenReceive, kind: type[T]) -> T:
         """Ask for a transfer, and wait for its slot."""
         self._settle_changed()
+        opening = _Opening(kind, message.room)
         with self._lock:
-            self._opening[message.request] = (kind, message.room)
+            self._opening[message.request] = opening
         try:
             answer, _ = self.channel.request(message)
         finally:
             with self._lock:
                 self._opening.pop(message.request, None)
-        transfer = self._by_request.get(message.request)
-        if not isinstance(answer, Opened) or not isinstance(transfer, kind):
+        if not isinstance(opening.transfer, kind):
             raise RemoteProtocolError(
                 f"the agent answered {type(message).__name__} with {type(answer).__name__}"
             )
-        return transfer
+        return opening.transfer
 
     # -- inside --------------------------------------------------------------------------------
     def _greet(self) -> AgentHello:
@@ -296,11 +308,13 @@ class Client:
     def _on_opened(self, message: Opened) -> None:
         """Made here, not by the thread that asked: its first outcome may follow at once."""
         with self._lock:
-            kind, room = self._opening.pop(message.request, (Transfer, 0))
-            transfer = kind(self, room, message.transfer, message.sequence, message.request)
+            opening = self._opening.pop(message.request, None) or _Opening(Transfer, 0)
+            opening.transfer = transfer = opening.kind(
+                self, opening.room, message.transfer, message.sequence, message.request
+            )
             self._live[message.transfer] = transfer
             self._by_request[message.request] = transfer
-        if not room:
+        if not transfer.room:
             # Whoever asked has given up waiting: nobody will ever use this transfer.
             transfer.abort("the worker stopped waiting for the answer")
 

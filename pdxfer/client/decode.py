@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pdxfer import limits
-from pdxfer.client.channel import REQUEST_MARGIN_S
 from pdxfer.client.client import Client
 from pdxfer.client.pages import (
     check_count,
@@ -50,7 +49,8 @@ class Receiving(Transfer):
         Raises:
             ConfigError: a page id out of range, a list too short; nothing was placed.
             LocalProtocolError: pages were placed before.
-            DaemonUnavailableError: the agent is gone.
+            DaemonUnavailableError: the agent is gone, or did not take the pages within the client's
+                `timeout_s` (the transfer is aborted then).
             The transfer's own error: it has failed already.
         """
         if self.placed:
@@ -66,7 +66,7 @@ class Receiving(Transfer):
         error = self.error
         if error is not None:
             raise error
-        self._client.channel.post(message)
+        self._hand_over(message)
         self.placed = True
 
 
@@ -95,7 +95,8 @@ class DecodeClient(Client):
         message = ConnectPeer(
             request=self.channel.new_request(), prefill=_addresses(prefill), timeout_s=timeout_s
         )
-        answer, _ = self.channel.request(message, timeout_s=timeout_s + REQUEST_MARGIN_S)
+        # The agent keeps timeout_s itself, and says at its end what is missing.
+        answer, _ = self.channel.request(message, timeout_s=timeout_s + self.timeout_s)
         if not isinstance(answer, Connected):
             raise RemoteProtocolError(
                 f"the agent answered ConnectPeer with {type(answer).__name__}"
@@ -169,8 +170,8 @@ def place_message(
     }
     groups = normalise(layout, pages, starts, unique=True)
     tokens = end_token(layout, groups) if tokens is None else tokens
-    if tokens is None:
-        raise ConfigError("tokens=None: no group has tokens to count, so it must be given")
+    if not tokens:
+        raise ConfigError(f"tokens={tokens}: the pages hold no tokens to count; give the number")
     if prefix_tokens > tokens:
         raise ConfigError(f"prefix_tokens={prefix_tokens} is more than tokens={tokens}")
     check_covers(layout, groups, tokens)

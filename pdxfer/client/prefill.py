@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Protocol
 
 from pdxfer import limits
@@ -16,7 +15,7 @@ from pdxfer.client.pages import (
     pack,
 )
 from pdxfer.client.transfer import Transfer
-from pdxfer.errors import ConfigError, DaemonUnavailableError, LocalProtocolError
+from pdxfer.errors import ConfigError, LocalProtocolError
 from pdxfer.local.messages import OpenSend, SendChunk
 from pdxfer.protocol.state import RETURNED_AT_PREFILL, State
 
@@ -97,7 +96,7 @@ class Sending(Transfer):
         )
         if after is not None:
             after.synchronize()
-        self._post(chunk)
+        self._hand_over(chunk)
         self._last_sent = last
 
     # -- inside --------------------------------------------------------------------------------
@@ -118,18 +117,6 @@ class Sending(Transfer):
             )
         if aux and not last:
             raise ConfigError("aux travels with the last chunk: give it there (last=True)")
-
-    def _post(self, chunk: SendChunk) -> None:
-        channel = self._client.channel
-        channel.post(chunk)
-        timeout_s = self._client.timeout_s
-        if channel.drained() or channel.wait_until(channel.drained, time.monotonic() + timeout_s):
-            return
-        self.abort("the agent did not take a chunk")
-        raise DaemonUnavailableError(
-            f"the agent at {channel.socket_path} did not read a chunk of room {self.room} within "
-            f"timeout_s={timeout_s:g}; the transfer is aborted"
-        )
 
 
 class PrefillClient(Client):

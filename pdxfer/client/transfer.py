@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from pdxfer.client.channel import from_wire_refused
-from pdxfer.errors import ConfigError, PdxferError, TransferError
+from pdxfer.errors import ConfigError, DaemonUnavailableError, PdxferError, TransferError
 from pdxfer.protocol.state import FINAL, State
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pdxfer.client.channel import Channel
     from pdxfer.layout import KVLayout
-    from pdxfer.local.messages import Outcome, Refused
+    from pdxfer.local.messages import Outcome, PlacePages, Refused, SendChunk
 
 _STATES: Final = (State.WAITING, *State)
 """By the low byte of a word. 0 is a free slot, never met with the transfer's own sequence."""
@@ -196,6 +196,19 @@ class Transfer:
     def explained(self, state: State) -> bool:
         """Whether the agent's words about `state` have been read."""
         return state in self._heard
+
+    def _hand_over(self, message: SendChunk | PlacePages) -> None:
+        """Give the agent pages; returns once the kernel has the whole message."""
+        channel = self._client.channel
+        channel.post(message)
+        timeout_s = self._client.timeout_s
+        if channel.drained() or channel.wait_until(channel.drained, time.monotonic() + timeout_s):
+            return
+        self.abort("the agent did not take its pages")
+        raise DaemonUnavailableError(
+            f"the agent at {channel.socket_path} did not read the pages of room {self.room} within "
+            f"timeout_s={timeout_s:g}; the transfer is aborted"
+        )
 
     def _ended(self, until: State) -> bool:
         """Whether a wait for `until` is over. Called while the channel's lock is held."""

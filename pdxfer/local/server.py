@@ -28,6 +28,7 @@ _SO_PEERPIDFD: Final = 77  # Linux 6.5; the socket module has no name for it
 _CREDENTIALS: Final = struct.Struct("iII")
 _PATH_BYTES_MAX: Final = 107
 _READS_PER_EVENT: Final = 16
+_READS_AFTER_EXIT: Final = 256
 _ACCEPTS_PER_EVENT: Final = 16
 _ACCEPT_PAUSE_S: Final = 0.1
 
@@ -116,17 +117,17 @@ class Connection:
         self._read(_READS_PER_EVENT)
 
     def _on_exit(self) -> None:
-        # What the worker sent before it died still counts (an abort, a last chunk).
-        while not self.closed and self._read(_READS_PER_EVENT):
-            pass
+        # What the worker sent before it died still counts (an abort, a last chunk). Not more than a
+        # socket holds: a forked child of it may go on sending.
+        self._read(_READS_AFTER_EXIT)
         self.close(f"the worker's process {self.pid} has ended")
 
-    def _read(self, reads: int) -> bool:
-        """Up to `reads` reads, and all messages in them; True when there may be more."""
+    def _read(self, reads: int) -> None:
+        """Up to `reads` reads, and all messages in them."""
         try:
             for _ in range(reads):
                 if self.closed or not self._inbox.receive(self._sock):
-                    return False
+                    return
                 self._dispatch()
         except EOFError:
             self.close("the worker closed its connection")
@@ -134,7 +135,6 @@ class Connection:
             self.close(f"the worker's connection failed: {error.strerror}")
         except RemoteProtocolError as error:
             self._refuse(error)
-        return not self.closed
 
     def _dispatch(self) -> None:
         while not self.closed and (got := self._inbox.next()) is not None:

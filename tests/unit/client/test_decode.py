@@ -94,17 +94,12 @@ def test_receive_then_place(decode_agent, decode):
         (4, [1, 2], 4, 12),
         (6, [1, 2], 4, 12),
         (7, Pages([1, 2], 0), 0, 8),
-        (0, [], 0, None),
+        (4, [], 4, 4),
     ],
 )
 def test_where_pages_begin_and_how_many_tokens_they_hold(
     decode_agent, decode, prefix, pages, first, tokens
 ):
-    if tokens is None:
-        receiving = decode.receive(1, PREFILL, pages, tokens=None, prefix_tokens=prefix)
-        assert decode_agent.next(OpenReceive).place.tokens == 0
-        receiving.abort()
-        return
     decode.receive(1, PREFILL, pages, prefix_tokens=prefix)
     place = decode_agent.next(OpenReceive).place
     assert place.groups["full"].first_token == first
@@ -119,6 +114,8 @@ def test_where_pages_begin_and_how_many_tokens_they_hold(
         ([3, 3], {}, "page id 3 of group full at position 1 appeared before"),
         ([1, 2], {"tokens": 9}, "2 pages of 4 tokens from token 0 end at token 8.*tokens=9"),
         ([1, 2], {"tokens": 0}, "tokens=0"),
+        ([], {}, "tokens=0: the pages hold no tokens"),
+        ([], {"tokens": 1}, "0 pages of 4 tokens from token 0 end at token 0"),
         ([1, 2], {"prefix_tokens": -1}, "prefix_tokens=-1"),
         ([1, 2], {"prefix_tokens": 9, "tokens": 8}, "prefix_tokens=9 is more than tokens=8"),
         (None, {"tokens": 8}, r"place\(\)"),

@@ -266,14 +266,14 @@ def test_agent_that_stops_reading(prefill_agent, cache, monkeypatch):
 
         prefill_agent.run(pause)
         pages = np.tile(np.array([1, 3, 5, 7]), 10_000)
-        with pytest.raises(DaemonUnavailableError, match="did not read a chunk of room 1"):
+        with pytest.raises(DaemonUnavailableError, match="did not read the pages of room 1"):
             send_again_and_again(sending, pages)
         sending.abort("again: nothing more happens")
         prefill_agent.run(resume)
         prefill_agent.show(1, State.FAILED, error=TransferError("aborted"))
         with pytest.raises(TransferError):
             sending.wait(WAIT_S)
-        assert prefill_agent.next(AbortTransfer).reason == "the agent did not take a chunk"
+        assert prefill_agent.next(AbortTransfer).reason == "the agent did not take its pages"
         assert prefill_agent.count(AbortTransfer) == 0
 
 

@@ -17,7 +17,7 @@ from pdxfer.errors import (
     ResourceError,
     TransferError,
 )
-from pdxfer.local.messages import AbortTransfer, ReleaseSlot
+from pdxfer.local.messages import AbortTransfer, OpenReceive, Outcome, Refused, ReleaseSlot
 
 PREFILL = "tcp://127.0.0.1:4711"
 WAIT_S = 20
@@ -326,3 +326,46 @@ def test_unknown_words_of_the_agent_end_the_connection(decode_agent, decode, rec
     decode_agent.run(act)
     with pytest.raises(Exception, match="a frame says"):
         receiving.wait(WAIT_S)
+
+
+def test_threads_that_open_wait_abort_and_list_at_once(decode_agent, decode):
+    """Four threads use one client for everything; an agent that commits or fails each room."""
+
+    def act(conn, message):
+        decode_agent.answer_open(conn, message)
+        slot, sequence = decode_agent.rooms[message.room][1:]
+        good = message.room % 3
+        state = State.COMMITTED if good else State.FAILED
+        error = None if good else Refused(**TransferError(f"no {message.room}").to_wire())
+        conn.send(
+            Outcome(
+                transfer=slot,
+                sequence=sequence,
+                state=state,
+                error=error,
+                length_bytes=message.room,
+            )
+        )
+        decode_agent.boards[conn].publish(slot, state)
+
+    decode_agent.on[OpenReceive] = act
+    listed = []
+
+    def work(first):
+        for room in range(first, first + 100):
+            receiving = decode.receive(room, PREFILL, [1])
+            if room % 3:
+                assert receiving.wait(WAIT_S).length_bytes == room
+            else:
+                with pytest.raises(TransferError, match=f"no {room}"):
+                    receiving.wait(WAIT_S)
+            receiving.abort()
+            listed.extend(decode.finished())
+
+    joins = [in_thread(lambda first=first: work(first)) for first in (1, 1001, 2001, 3001)]
+    assert [join() for join in joins] == [None] * 4
+    listed.extend(decode.finished())
+    rooms = [transfer.room for transfer in listed]
+    assert len(rooms) == len(set(rooms)) == 400
+    decode.receive(10_000, PREFILL, [1]).wait(WAIT_S)  # everything sent before has been read
+    assert decode_agent.board().live <= 1
