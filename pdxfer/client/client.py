@@ -172,10 +172,11 @@ class Client:
         Cost: one memory read per live transfer. At most `limits.FINISHED_KEPT_MAX` are kept.
         """
         self._settle_changed()
-        listed: list[Transfer] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                listed.append(self._ended.popleft())
+        if not self._ended:
+            return []
+        with self._lock:
+            listed = list(self._ended)
+            self._ended.clear()
         return listed
 
     def check_agent(self) -> None:
@@ -319,12 +320,11 @@ class Client:
             transfer.abort("the worker stopped waiting for the answer")
 
     def _settle_changed(self) -> None:
+        if not self._live:
+            return
+        word = self.word
         with self._lock:
-            changed = [
-                transfer
-                for transfer in self._live.values()
-                if self.word(transfer.slot) != transfer.settled_word
-            ]
+            changed = [each for each in self._live.values() if word(each.slot) != each.settled_word]
         if not changed:
             return
         self.channel.collect()

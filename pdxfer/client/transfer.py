@@ -98,7 +98,8 @@ class Transfer:
         """The board's word that the client has dealt with."""
         self._client = client
         self._word = client.word
-        self._last = State.WAITING
+        self._seen = (0, State.WAITING)
+        """A word and its state, in one object: threads that poll at once must not mix two."""
         self._aborted = False
         self._prefix_tokens: int | None = None
 
@@ -112,12 +113,9 @@ class Transfer:
 
         When the agent is gone, the last state it wrote.
         """
-        if self.final is not None:
-            return self.final
         word = self._word(self.slot)
-        if word >> 8 == self.sequence:
-            self._last = _STATES[word & 0xFF]
-        return self._last
+        seen, state = self._seen
+        return state if word == seen else self._look(word)
 
     @property
     def pages_returned(self) -> bool:
@@ -186,6 +184,14 @@ class Transfer:
         return f"{type(self).__name__}(room={self.room}, state={self.poll().name})"
 
     # -- inside --------------------------------------------------------------------------------
+    def _look(self, word: int) -> State:
+        """The state of a word that is not the last one seen."""
+        if self.final is not None:
+            return self.final
+        if word >> 8 == self.sequence:
+            self._seen = (word, _STATES[word & 0xFF])
+        return self._seen[1]
+
     def hear(self, outcome: Outcome) -> None:
         """Called by the client with what the agent says of a state, before the board shows it."""
         self.outcome = outcome
