@@ -83,7 +83,6 @@ class DecodeAgent(Agent):
         self._links: dict[str, ControlLink] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._lanes_of: dict[bytes, _Lane] = {}
-        self._hellos: dict[bytes, Hello] = {}
         self._connecting: list[_Connecting] = []
 
     async def stop(self, reason: str) -> None:
@@ -270,8 +269,9 @@ class DecodeAgent(Agent):
         candidates = [lane for lane in self.lanes.names if self._usable(lane, hello)]
         fields = {"peer": peer.hex()[:12], "address": control, "lanes": candidates}
         _LOG.info("session_opened", extra={"fields": fields})
-        self._hellos[peer] = hello
-        self._lanes_of[peer] = _Lane(candidates)
+        known = self._lanes_of.get(peer)
+        if known is None or not known.made_for:
+            self._lanes_of[peer] = _Lane(candidates)
         if not candidates:
             self._on_refused(control, self._no_lane(hello))
             return
@@ -406,12 +406,10 @@ class DecodeAgent(Agent):
         return msgspec.structs.replace(worker.info(), regions=infos)
 
     def _siblings(self, peer_id: bytes) -> list[WorkerInfo]:
-        """Source workers of other prefill agents, without regions."""
+        """Source workers of its instances at other prefill agents, without regions."""
         return [
             msgspec.structs.replace(worker.info(), regions=[])
-            for other in self.machine.peers.values()
-            if other.peer_id != peer_id and not other.gone
-            for worker in other.workers.values()
+            for worker in self.machine.siblings(peer_id)
         ]
 
     def _close_receiver(self, peer: bytes, choice: _Lane) -> None:
@@ -433,6 +431,8 @@ class DecodeAgent(Agent):
                 proof = "revoked" if fabric.capabilities.handler_proves_silence else ""
                 fields = {"peer": event.peer.hex()[:12], "error": event.error, "proof": proof}
                 _LOG.info("sender_lost", extra={"fields": fields})
+                if event.peer in self._lanes_of:
+                    self._lanes_of[event.peer].made_for = ""  # the fabric has destroyed it
                 self.machine.sender_lost(event.peer, event.error, proof, self.now())
                 self._settle_connecting()
             case _:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pdxfer import limits
-from pdxfer.errors import ConfigError, PdxferError
+from pdxfer.errors import ConfigError
 from pdxfer.fabric.base import Fabric, FabricEvent, LocalRegion
 from pdxfer.memory import MemoryRange
 

@@ -139,6 +139,8 @@ class Client:
         """By request number: transfers asked for."""
         self._ended: deque[Transfer] = deque(maxlen=limits.FINISHED_KEPT_MAX)
         self._closed = False
+        self.instance = instance
+        """Name of the model instance this worker is a rank of."""
         path = os.fspath(agent) if isinstance(agent, (str, os.PathLike)) else agent.socket_path
         self._agent = None if isinstance(agent, (str, os.PathLike)) else agent
         memory, fds = describe_memory(cache, embedded=self._agent is not None)

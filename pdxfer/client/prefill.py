@@ -126,8 +126,9 @@ class PrefillClient(Client):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where decode agents reach this agent: what decode passes as `prefill=`."""
-        return tuple(self.hello.addresses)
+        """Where decode agents reach this worker's instance: what decode passes as `prefill=`."""
+        suffix = f"#{self.instance}" if self.instance else ""
+        return tuple(address + suffix for address in self.hello.addresses)
 
     def open(
         self, room: int, *, deadline_s: float | None = None, lease_s: float = limits.LEASE_S

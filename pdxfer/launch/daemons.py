@@ -73,6 +73,11 @@ class DaemonProcess:
         text = self.log_file.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
+    @property
+    def running(self) -> bool:
+        """The process has not ended."""
+        return self._process.poll() is None
+
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
         self._process.send_signal(number)

@@ -59,6 +59,10 @@ class DecodeMachine:
         self._next_generation = 1
         self._by_slot: dict[tuple[int, int], Receiving] = {}
         self._held: dict[int, HeldPages] = {}
+        self._spread: set[tuple[str, ...]] = set()
+        """Address lists of instances with ranks at more than one prefill agent."""
+        self._let_go: dict[int, Receiving] = {}
+        """Aborted before any prefill worker knew of them; told so once there is one to tell."""
         self._departing: set[int] = set()
         self._agreed: dict[tuple[tuple[str, ...], int], dict[SourceKey, Pair]] = {}
         """(addresses, worker) to the pairs agreed on; emptied when either side changes."""
@@ -72,7 +76,7 @@ class DecodeMachine:
     @property
     def oldest_live_generation(self) -> int:
         """No smaller generation is alive; what heartbeats carry."""
-        return min(self.live, default=self._next_generation)
+        return min([*self.live, *self._let_go], default=self._next_generation)
 
     # -- what a worker says ------------------------------------------------------------------
     def attach(self, worker: Worker) -> None:
@@ -98,6 +102,7 @@ class DecodeMachine:
         Raises:
             PdxferError: the refusal of the pair or of the link.
         """
+        self._note_instance(addresses)
         found = self._verdicts(addresses, self.workers[worker_id])
         if isinstance(found, str):
             return found
@@ -128,6 +133,7 @@ class DecodeMachine:
                     f"({other.state.name}); end that one first"
                 )
         self._check_quarantine(worker_id)
+        self._note_instance(addresses)
         layout = self.workers[worker_id].layout
         generation, self._next_generation = self._next_generation, self._next_generation + 1
         receiving = Receiving(worker_id, room, generation, slot, addresses, deadline, layout)
@@ -172,7 +178,32 @@ class DecodeMachine:
         receiving = self._by_slot.get((worker_id, slot))
         if receiving is not None:
             text = f"aborted by the decode worker: {reason or 'no reason given'}"
+            if not receiving.bound:
+                self._let_go[receiving.generation] = receiving
             self._fail(receiving, TransferError(f"room {receiving.room} was {text}"), now)
+
+    def siblings(self, peer_id: bytes) -> list[Worker]:
+        """Source workers that other prefill lives hold of the instances this life has a part of."""
+        address = self.peers[peer_id].address
+        found: dict[SourceKey, Worker] = {}
+        for addresses in self._spread:
+            if all(split_address(each)[0] != address for each in addresses):
+                continue
+            for each in addresses:
+                control, instance = split_address(each)
+                other = self.peers.get(self.links[control].peer_id)
+                if other is None or other.peer_id == peer_id:
+                    continue
+                for worker in other.workers.values():
+                    if worker.instance == instance:
+                        found[other.peer_id, worker.worker_id] = worker
+        return list(found.values())
+
+    def _note_instance(self, addresses: tuple[str, ...]) -> None:
+        """An instance spread over several prefill agents: each has to know the ranks of all."""
+        if len(addresses) > 1 and addresses not in self._spread:
+            self._spread.add(addresses)
+            self._announce()
 
     # -- what a link and a peer say ----------------------------------------------------------
     def link(self, address: str) -> Link:
@@ -185,8 +216,7 @@ class DecodeMachine:
         self._agreed.clear()
         link = self.link(address)
         link.peer_id, link.error, link.problem = peer_id, None, ""
-        peer = self.peers.setdefault(peer_id, PrefillPeer(peer_id, link.address))
-        peer.last_heard = now
+        self.peers[peer_id] = PrefillPeer(peer_id, link.address, last_heard=now)
         self._effects.append(Announce(peer_id))
 
     def link_refused(self, address: str, error: PdxferError, now: float) -> None:
@@ -240,8 +270,11 @@ class DecodeMachine:
                 )
 
     def _on_accept(self, peer: PrefillPeer, message: Accept, now: float) -> None:
+        before = [worker.layout.fingerprint for worker in peer.workers.values()]
         peer.take_accept(message)
         self._agreed.clear()
+        if self._spread and before != [w.layout.fingerprint for w in peer.workers.values()]:
+            self._announce()
         if not peer.watched:
             peer.watched = True
             self._effects.append(WatchSender(peer.peer_id, message.lane, message.lane_address))
@@ -256,6 +289,7 @@ class DecodeMachine:
                 self._fail(receiving, PeerError(text, retryable=True), now)
             elif not receiving.debts:
                 self._bind(receiving, now)
+        self._tell_let_go()
 
     def _on_matched(self, peer: PrefillPeer, message: Matched) -> None:
         receiving = self.live.get(message.generation)
@@ -353,6 +387,10 @@ class DecodeMachine:
                 receiving.advance(ReceivingEvent.UNPROVEN)
                 self._show(receiving)
 
+        for generation, receiving in list(self._let_go.items()):
+            if now >= receiving.deadline:
+                del self._let_go[generation]
+
     def _why_waiting(self, receiving: Receiving) -> str:
         room = f"room {receiving.room}"
         if receiving.debts:
@@ -416,6 +454,26 @@ class DecodeMachine:
                 place=place,
             )
             self._effects.append(Tell(key[0], message))
+
+    def _tell_let_go(self) -> None:
+        """Bind and abort what the worker gave up early, so that the room's send ends."""
+        for generation, receiving in list(self._let_go.items()):
+            worker = self.workers.get(receiving.worker)
+            if worker is None:
+                del self._let_go[generation]
+                continue
+            try:
+                instance = gather(receiving.prefill, self.links, self.peers)
+            except PdxferError:
+                del self._let_go[generation]
+                continue
+            if instance.pending:
+                continue
+            del self._let_go[generation]
+            self._tell_receives(receiving, worker, list(instance.workers))
+            for peer_id in sorted({key[0] for key in instance.workers}):
+                message = Abort(generation=generation, reason=str(receiving.error))
+                self._effects.append(Tell(peer_id, message))
 
     def _tell_refused(self, receiving: Receiving, worker: Worker) -> None:
         """Name the room to a refusing pair, so that its send fails with the same error."""

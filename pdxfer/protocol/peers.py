@@ -40,6 +40,9 @@ class DecodePeer:
     """Prefill workers as last judged."""
     waiting: dict[tuple[int, int], list[Receive]] = field(default_factory=dict)
     """(source worker, room) to receives whose send has not come."""
+    aborted: dict[tuple[int, int], tuple[str, float]] = field(default_factory=dict)
+    """(source worker, room) to the reason of a receive aborted before its send came, and when it
+    is forgotten. The send, when it comes, ends with it."""
     legs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Live generation to the (worker, room) of its sends here."""
     asked: set[int] = field(default_factory=set)
@@ -132,6 +135,7 @@ class DecodePeer:
             if other.receiver_index != receive.receiver_index
         ]
         self.waiting[receive.source_worker, receive.room] = [*kept, receive]
+        self.aborted.pop((receive.source_worker, receive.room), None)
 
     def take_waiting(self, worker: int, room: int) -> list[Receive]:
         """The receives that waited for this send."""
@@ -147,6 +151,17 @@ class DecodePeer:
                 ):
                     receives[index] = msgspec.structs.replace(receive, place=place)
                     return
+
+    def abort_waiting(self, generation: int, reason: str, forget_at: float) -> None:
+        """End the unmatched receives of a generation; their sends hear of it when they come."""
+        for key, receives in self.waiting.items():
+            if any(receive.generation == generation for receive in receives):
+                self.aborted[key] = (reason, forget_at)
+        self.drop_waiting(generation)
+
+    def forget_aborted(self, now: float) -> None:
+        """Drop what no send has come for in time."""
+        self.aborted = {key: kept for key, kept in self.aborted.items() if kept[1] > now}
 
     def drop_waiting(self, generation: int) -> None:
         """Forget the unmatched receives of a generation."""

@@ -108,6 +108,9 @@ class PrefillMachine:
         for peer in self.peers.values():
             for receive in peer.take_waiting(worker_id, room):
                 self._bind(peer, receive, sending)
+            aborted = peer.aborted.pop((worker_id, room), None)
+            if aborted is not None:
+                self._fail(sending, TransferError(aborted[0]))
         self._pump(sending)
         return sending
 
@@ -162,11 +165,12 @@ class PrefillMachine:
             case Place():
                 self._on_place(peer, message)
             case Abort():
-                self._on_abort(peer, message)
+                self._on_abort(peer, message, now)
             case Committed():
                 self._on_committed(peer, message.generation)
             case Failed():
-                self._on_abort(peer, Abort(generation=message.generation, reason=message.text))
+                abort = Abort(generation=message.generation, reason=message.text)
+                self._on_abort(peer, abort, now)
             case Heartbeat():
                 peer.advance_mark(message.oldest_live_generation)
             case _:
@@ -302,14 +306,15 @@ class PrefillMachine:
             return
         leg.place, leg.pages = place, pages
 
-    def _on_abort(self, peer: DecodePeer, message: Abort) -> None:
+    def _on_abort(self, peer: DecodePeer, message: Abort, now: float) -> None:
         if message.decode_incarnation:
             self._abort_life(peer, message)
             return
         generation = message.generation
-        peer.drop_waiting(generation)
+        text = f"aborted by decode: {message.reason or 'no reason given'}"
+        peer.abort_waiting(generation, text, now + limits.UNMATCHED_DEADLINE_S)
         peer.bury(generation)
-        error = TransferError(f"aborted by decode: {message.reason or 'no reason given'}")
+        error = TransferError(text)
         legs = list(self._legs(peer, generation))
         peer.asked.add(generation)
         for sending, _ in legs:
@@ -438,6 +443,7 @@ class PrefillMachine:
             elif sending.state in (State.READY, State.MOVING, State.SENT):
                 self._check_lease(sending, now)
         for peer_id, peer in list(self.peers.items()):
+            peer.forget_aborted(now)
             idle = not peer.legs and now - peer.last_heard > limits.LIVENESS_TIMEOUT_S
             if idle and peer.last_heard and not peer.gone:
                 self.peer_lost(peer_id, f"silent for {limits.LIVENESS_TIMEOUT_S} s")

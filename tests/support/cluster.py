@@ -183,9 +183,7 @@ class Node:
                 case Cancelled():
                     self.machine.on_cancelled(event.peer, event.generation)
                 case PathClosed():
-                    self.machine.on_path_closed(
-                        event.peer, event.error, drained=event.drained
-                    )
+                    self.machine.on_path_closed(event.peer, event.error, drained=event.drained)
                 case CommitArrived():
                     self.machine.on_commit(event.peer, codec.decode_commit(event.payload), now)
                 case SenderLost():
