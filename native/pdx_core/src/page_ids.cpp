@@ -10,10 +10,13 @@
 namespace pdx {
 
 i64 first_bad_id(const i64* ids, std::size_t count, i64 reserved_pages, i64 pages) {
-  for (std::size_t at = 0; at < count; ++at) {
-    if (ids[at] < reserved_pages || ids[at] >= pages) return static_cast<i64>(at);
-  }
-  return -1;
+  // Without a way out of the loop it compiles to vector instructions; bad ids are rare.
+  bool bad = false;
+  for (std::size_t at = 0; at < count; ++at) bad |= (ids[at] < reserved_pages) | (ids[at] >= pages);
+  if (!bad) return -1;
+  const i64* const found =
+      std::find_if(ids, ids + count, [&](i64 id) { return id < reserved_pages || id >= pages; });
+  return found - ids;
 }
 
 i64 first_repeated_id(const i64* ids, std::size_t count, i64 pages) {

@@ -73,24 +73,32 @@ Plan::~Plan() = default;
 
 namespace {
 
-// Appends the runs of segments; a run grows over the next segment where both sides touch.
+// Entries of a program that are emitted together, and their bytes a page.
+struct Entries {
+  const Entry* data;
+  std::size_t count;
+  i64 length_bytes;
+};
+
+// Appends the runs of spans; a run grows over the next page where both sides touch.
 class Emitter {
  public:
-  // `out.runs` has room for min(runs_max, what all segments need when none touch).
+  // `out.runs` has room for min(runs_max, what all pages need when none touch).
   Emitter(Batches& out, i64 run_bytes_max, std::size_t runs_max)
       : out_(out), run_bytes_max_(run_bytes_max), runs_max_(runs_max) {}
 
   // Forgets open runs: the next ones belong to another batch.
   void close() { std::fill(open_.begin(), open_.end(), Open{}); }
 
-  void emit(const Segment& segment, const Entry* entries, std::size_t count, i64 length_bytes) {
-    if (open_.size() < count) open_.resize(count);
-    out_.length_bytes = add(out_.length_bytes, length_bytes);
-    const std::size_t size = out_.runs.size();
-    if (count > runs_max_ - size) {
-      append<true>(segment, entries, count);
+  void emit(const Span& span, const Entries& entries) {
+    if (open_.size() < entries.count) open_.resize(entries.count);
+    out_.length_bytes =
+        add(out_.length_bytes, multiply(static_cast<i64>(span.count), entries.length_bytes));
+    const std::size_t room = runs_max_ - out_.runs.size();
+    if (span.count > room / std::max<std::size_t>(entries.count, 1)) {
+      append<true>(span, entries);
     } else {
-      append<false>(segment, entries, count);
+      append<false>(span, entries);
     }
   }
 
@@ -103,32 +111,46 @@ class Emitter {
   };
 
   template <bool kNearLimit>
-  void append(const Segment& segment, const Entry* entries, std::size_t count) {
+  void append(const Span& span, const Entries& entries) {
     Run* const begin = out_.runs.data();
     Run* next = begin + out_.runs.size();
-    for (std::size_t index = 0; index < count; ++index) {
-      const Entry& entry = entries[index];
-      Open& open = open_[index];
-      const i64 source = entry.source_offset + segment.source_page * entry.source_page_stride;
-      const i64 destination =
-          entry.destination_offset + segment.destination_page * entry.destination_page_stride;
-      if (open.source_end == source && open.destination_end == destination &&
-          open.run->source_region == entry.source_region &&
-          open.run->destination_region == entry.destination_region &&
-          entry.length <= run_bytes_max_ - open.run->length) {
-        open.run->length += entry.length;
-        open.source_end += entry.length;
-        open.destination_end += entry.length;
-        continue;
+    for (std::size_t page = 0; page < span.count; ++page) {
+      const i64 source_page = span.source_ids[page];
+      const i64 destination_page = span.destination_ids[page];
+      for (std::size_t index = 0; index < entries.count; ++index) {
+        const Entry& entry = entries.data[index];
+        Open& open = open_[index];
+        const i64 source = entry.source_offset + source_page * entry.source_page_stride;
+        const i64 destination =
+            entry.destination_offset + destination_page * entry.destination_page_stride;
+        if (open.source_end == source && open.destination_end == destination && grow(open, entry)) {
+          continue;
+        }
+        if (kNearLimit && static_cast<std::size_t>(next - begin) == runs_max_) refuse();
+        open = {source + entry.length, destination + entry.length, next};
+        *next++ = {entry.source_region, source, entry.destination_region, destination,
+                   entry.length};
       }
-      if (kNearLimit && static_cast<std::size_t>(next - begin) == runs_max_) {
-        throw LimitError("the request is cut into more than " + std::to_string(runs_max_) +
-                         " runs; send it in smaller chunks");
-      }
-      open = {source + entry.length, destination + entry.length, next};
-      *next++ = {entry.source_region, source, entry.destination_region, destination, entry.length};
     }
     out_.runs.set_size(static_cast<std::size_t>(next - begin));
+  }
+
+  bool grow(Open& open, const Entry& entry) const {
+    Run& run = *open.run;
+    if (run.source_region != entry.source_region ||
+        run.destination_region != entry.destination_region ||
+        entry.length > run_bytes_max_ - run.length) {
+      return false;
+    }
+    run.length += entry.length;
+    open.source_end += entry.length;
+    open.destination_end += entry.length;
+    return true;
+  }
+
+  [[noreturn]] void refuse() const {
+    throw LimitError("the request is cut into more than " + std::to_string(runs_max_) +
+                     " runs; send it in smaller chunks");
   }
 
   Batches& out_;
@@ -146,11 +168,11 @@ void end_batch(Batches& out) {
 void emit_layers(const Walk& walk, Emitter& emitter, Batches& out) {
   for (std::size_t layer = 0; layer < walk.layers; ++layer) {
     emitter.close();
-    for (const Segment& segment : walk.segments) {
-      const Program& program = *walk.programs[segment.program];
+    for (const Span& span : walk.spans) {
+      const Program& program = *walk.programs[span.program];
       const std::size_t begin = program.class_begin[layer];
-      emitter.emit(segment, program.entries.data() + begin, program.class_begin[layer + 1] - begin,
-                   program.class_bytes[layer]);
+      emitter.emit(span, {program.entries.data() + begin, program.class_begin[layer + 1] - begin,
+                          program.class_bytes[layer]});
     }
     end_batch(out);
   }
@@ -158,15 +180,24 @@ void emit_layers(const Walk& walk, Emitter& emitter, Batches& out) {
 
 // Page after page, a batch ending when it holds enough bytes.
 void emit_pages(const Walk& walk, i64 batch_bytes, Emitter& emitter, Batches& out) {
-  i64 batch_begin = out.length_bytes;
+  i64 left = batch_bytes;
   emitter.close();
-  for (const Segment& segment : walk.segments) {
-    const Program& program = *walk.programs[segment.program];
-    emitter.emit(segment, program.entries.data(), program.entries.size(), program.length_bytes);
-    if (out.length_bytes - batch_begin >= batch_bytes) {
-      end_batch(out);
-      emitter.close();
-      batch_begin = out.length_bytes;
+  for (Span rest : walk.spans) {
+    const Program& program = *walk.programs[rest.program];
+    const i64 page_bytes = program.length_bytes;
+    while (rest.count > 0) {
+      Span now = rest;
+      now.count = std::min(rest.count, static_cast<std::size_t>((left - 1) / page_bytes + 1));
+      emitter.emit(now, {program.entries.data(), program.entries.size(), page_bytes});
+      left -= static_cast<i64>(now.count) * page_bytes;
+      if (left <= 0) {
+        end_batch(out);
+        emitter.close();
+        left = batch_bytes;
+      }
+      rest.source_ids += now.count;
+      rest.destination_ids += now.count;
+      rest.count -= now.count;
     }
   }
   end_batch(out);
@@ -201,8 +232,10 @@ Batches Plan::batches(const std::vector<GroupRequest>& requests,
     if (request.group >= groups_.size()) throw std::invalid_argument("no such group");
     std::vector<i64> chosen = chosen_layers(request.group, layers);
     if (request.first == request.end || chosen.empty()) continue;
-    walks.push_back(walk_request(groups_[request.group], request, std::move(chosen),
-                                 [this](const Shape& shape) { return program(shape); }));
+    walks.push_back(walk_request(
+        groups_[request.group], request, std::move(chosen),
+        [this](const Shape& shape) { return program(shape); },
+        4 * static_cast<std::size_t>(limits_.runs_per_page_max)));
     bound = std::min(runs_max, bound + walks.back().runs_bound(runs_max));
   }
   Batches out;

@@ -38,17 +38,7 @@ struct Cursor {
   }
 
   i64 left() const { return side.page_size - row; }
-
-  i64 page(const std::string& name) const {
-    const i64 id = pages.ids[position];
-    if (id < side.reserved_pages || id >= side.pages) {
-      throw std::invalid_argument(name + ": page id " + std::to_string(id) + " at position " +
-                                  std::to_string(position) + " is outside [" +
-                                  std::to_string(side.reserved_pages) + ", " +
-                                  std::to_string(side.pages) + ")");
-    }
-    return id;
-  }
+  const i64* id() const { return pages.ids + position; }
 
   void advance(i64 rows) {
     row += rows;
@@ -80,22 +70,12 @@ void check_range(const GroupSpec& group, const GroupRequest& request) {
   }
 }
 
-// Segments of a request: one a page where pages of both sides cover the same tokens.
-std::size_t segments_bound(const GroupSpec& group, const GroupRequest& request, i64 end) {
-  const i64 tokens = end - request.first;
-  i64 bound = tokens / group.source.page_size + 2;
-  if (end == request.end || group.source.page_size != group.destination.page_size) {
-    bound += tokens / group.destination.page_size + 2;
-  }
-  return static_cast<std::size_t>(bound);
-}
-
 // Finds the program of a segment. Shapes follow each other in a short cycle, so the one that came
 // next the last time is tried first.
 class ShapeIndex {
  public:
   template <typename Make>
-  std::size_t find(i64 source_row, i64 destination_row, i64 rows, Make make) {
+  std::size_t find(i64 source_row, i64 destination_row, i64 rows, const Make& make) {
     const auto is = [&](std::size_t at) {
       return keys_[at].source_row == source_row && keys_[at].destination_row == destination_row &&
              keys_[at].rows == rows;
@@ -127,34 +107,65 @@ class ShapeIndex {
   std::size_t last_ = std::numeric_limits<std::size_t>::max();
 };
 
+// Ids of positions [begin, end) that are read or written.
+void check_ids(const PageList& list, const SideSpec& side, std::size_t begin, std::size_t end,
+               const std::string& name) {
+  const i64 found = first_bad_id(list.ids + begin, end - begin, side.reserved_pages, side.pages);
+  if (found < 0) return;
+  const std::size_t at = begin + static_cast<std::size_t>(found);
+  throw std::invalid_argument(name + ": page id " + std::to_string(list.ids[at]) + " at position " +
+                              std::to_string(at) + " is outside [" +
+                              std::to_string(side.reserved_pages) + ", " +
+                              std::to_string(side.pages) + ")");
+}
+
 // A destination page written twice would hold the bytes of one of its two source pages only.
-void check_written_once(const GroupRequest& request, std::size_t begin, std::size_t end, i64 pages,
-                        const std::string& name) {
-  const i64 found = first_repeated_id(request.destination.ids + begin, end - begin, pages);
-  if (found >= 0) {
-    const std::size_t at = begin + static_cast<std::size_t>(found);
-    throw std::invalid_argument(name + ": page id " + std::to_string(request.destination.ids[at]) +
-                                " at position " + std::to_string(at) +
-                                " appeared before; each page may be written once");
-  }
+void check_written_once(const PageList& list, const SideSpec& side, std::size_t begin,
+                        std::size_t end, const std::string& name) {
+  const i64 found = first_repeated_id(list.ids + begin, end - begin, side.pages);
+  if (found < 0) return;
+  const std::size_t at = begin + static_cast<std::size_t>(found);
+  throw std::invalid_argument(name + ": page id " + std::to_string(list.ids[at]) + " at position " +
+                              std::to_string(at) +
+                              " appeared before; each page may be written "
+                              "once");
+}
+
+// Whole pages from both cursors on that move alike: all of them where pages hold the same tokens.
+std::size_t alike(const Cursor& source, const Cursor& destination, i64 left) {
+  const i64 size = source.side.page_size;
+  const bool whole = source.row == 0 && destination.row == 0 && destination.side.page_size == size;
+  return whole && left >= size ? static_cast<std::size_t>(left / size) : 1;
 }
 
 }  // namespace
 
+std::size_t Walk::runs_bound(std::size_t most) const {
+  std::size_t bound = 0;
+  for (const Span& span : spans) {
+    const std::size_t entries = programs[span.program]->entries.size();
+    if (span.count > (most - bound) / std::max<std::size_t>(entries, 1)) return most;
+    bound += span.count * entries;
+  }
+  return bound;
+}
+
 Walk walk_request(const GroupSpec& group, const GroupRequest& request, std::vector<i64> layers,
-                  const ProgramOf& program_of) {
+                  const ProgramOf& program_of, std::size_t entries_max) {
   check_range(group, request);
   const std::string source_name = "source pages of group " + group.name;
   const std::string destination_name = "destination pages of group " + group.name;
   const i64 end = rounded_end(group, request);
   Cursor source(request.source, group.source, request.first, end, source_name);
   Cursor destination(request.destination, group.destination, request.first, end, destination_name);
+  const std::size_t first_read = source.position;
   const std::size_t first_written = destination.position;
+
   Walk walk;
   walk.layers = layers.size();
-  walk.segments.reserve(segments_bound(group, request, end));
   Shape shape{request.group, 0, 0, 0, std::move(layers)};
   ShapeIndex shapes;
+  std::size_t entries = 0;
   for (i64 token = request.first; token < end;) {
     const i64 rows = std::min({source.left(), destination.left(), end - token});
     const std::size_t index = shapes.find(source.row, destination.row, rows, [&] {
@@ -163,14 +174,27 @@ Walk walk_request(const GroupSpec& group, const GroupRequest& request, std::vect
       shape.rows = rows;
       walk.programs.push_back(program_of(shape));
       walk.layered = walk.layered && walk.programs.back()->layered;
+      entries += walk.programs.back()->entries.size();
+      if (entries > entries_max) {
+        throw LimitError(
+            "group " + group.name + ": page sizes " + std::to_string(group.source.page_size) +
+            " and " + std::to_string(group.destination.page_size) + " cut pages in too many ways");
+      }
     });
-    walk.segments.push_back({source.page(source_name), destination.page(destination_name), index});
+    const std::size_t count = alike(source, destination, end - token);
+    walk.spans.push_back({source.id(), destination.id(), count, index});
+    source.position += count - 1;
+    destination.position += count - 1;
     source.advance(rows);
     destination.advance(rows);
-    token += rows;
+    token += rows * static_cast<i64>(count);
   }
-  check_written_once(request, first_written, destination.position + (destination.row > 0 ? 1 : 0),
-                     group.destination.pages, destination_name);
+  const std::size_t last_read = source.position + (source.row > 0 ? 1 : 0);
+  const std::size_t last_written = destination.position + (destination.row > 0 ? 1 : 0);
+  check_ids(request.source, group.source, first_read, last_read, source_name);
+  check_ids(request.destination, group.destination, first_written, last_written, destination_name);
+  check_written_once(request.destination, group.destination, first_written, last_written,
+                     destination_name);
   return walk;
 }
 

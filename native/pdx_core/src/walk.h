@@ -1,4 +1,4 @@
-// A request as segments: rows that lie in one source page and in one destination page.
+// A request as spans of segments: rows that lie in one source page and in one destination page.
 #pragma once
 #include <functional>
 #include <memory>
@@ -9,39 +9,31 @@
 
 namespace pdx {
 
-// A stretch of rows in one source page and one destination page.
-struct Segment {
-  i64 source_page;
-  i64 destination_page;
+// Pages that follow each other in the lists of both sides and move by one program.
+struct Span {
+  const i64* source_ids;
+  const i64* destination_ids;
+  std::size_t count;
   std::size_t program;
 };
 
-// A request walked: its segments, and the program of each distinct shape.
+// A request walked: its spans, and the program of each distinct shape.
 struct Walk {
-  std::vector<Segment> segments;
+  std::vector<Span> spans;
   std::vector<std::shared_ptr<const Program>> programs;
   std::size_t layers = 0;
   bool layered = true;
 
-  // Runs when no two segments touch, at most `most`.
-  std::size_t runs_bound(std::size_t most) const {
-    std::vector<std::size_t> entries;
-    for (const auto& program : programs) entries.push_back(program->entries.size());
-    std::size_t bound = 0;
-    for (const Segment& segment : segments) {
-      bound += entries[segment.program];
-      if (bound > most) return most;
-    }
-    return bound;
-  }
+  // Runs when no two pages touch, at most `most`.
+  std::size_t runs_bound(std::size_t most) const;
 };
 
 using ProgramOf = std::function<std::shared_ptr<const Program>(const Shape&)>;
 
 // Walks tokens [first, end) of a request whose range is not empty; `layers` are those of the group
 // that move. Throws std::invalid_argument: ids outside the pool or repeated at the destination,
-// page lists that do not reach.
+// page lists that do not reach; LimitError: programs of more than `entries_max` entries together.
 Walk walk_request(const GroupSpec& group, const GroupRequest& request, std::vector<i64> layers,
-                  const ProgramOf& program_of);
+                  const ProgramOf& program_of, std::size_t entries_max);
 
 }  // namespace pdx
