@@ -51,7 +51,7 @@ def test_attach_hands_over_layout_rank_and_memory(prefill_agent, cache):
         assert KVLayout.from_wire(attach.layout) == cache.layout
         cache.shared.buffer[100] = 42
         assert prefill_agent.memory[0].buffer[100] == 42
-        assert client.addresses == (PREFILL,)
+        assert client.addresses == (PREFILL + "#one",)
 
 
 def test_regions_of_one_memfd_are_handed_over_once(decode_agent):
