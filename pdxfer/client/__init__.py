@@ -1,6 +1,7 @@
 """What a serving worker imports: the client of the agent beside it. No torch, ZeroMQ or UCX."""
 
-from pdxfer.client.client import Cache, Client, EmbeddedAgent
+from pdxfer.client.cache import Cache, EmbeddedAgent
+from pdxfer.client.client import Client
 from pdxfer.client.decode import DecodeClient, Receiving
 from pdxfer.client.prefill import PrefillClient, Sending
 from pdxfer.client.transfer import Commit, Transfer

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 import pdxfer
 from pdxfer import limits
+from pdxfer.client.cache import Cache, EmbeddedAgent, describe_memory, hold_cache, release_cache
 from pdxfer.client.channel import Channel
 from pdxfer.client.pages import check_seconds
 from pdxfer.client.transfer import Transfer
@@ -23,7 +23,6 @@ from pdxfer.local.messages import (
     AgentHello,
     AttachWorker,
     FromAgent,
-    MemoryInfo,
     Opened,
     OpenReceive,
     OpenSend,
@@ -32,46 +31,14 @@ from pdxfer.local.messages import (
     ReleaseSlot,
     WorkerHello,
 )
-from pdxfer.memory import SharedMemory
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.wire.messages import RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pdxfer.layout import KVLayout
-    from pdxfer.memory import MemoryRange
 
 _RELAYOUT = (None, "allow", "never")
-_EMBEDDED_CACHES: weakref.WeakKeyDictionary[EmbeddedAgent, dict[int, list[object]]] = (
-    weakref.WeakKeyDictionary()
-)
-"""What an agent of this process may still write, by the client that attached it: caches, and
-exports of their shared memory, which can therefore not be closed. (A daemon has mappings of its
-own.) Kept until the agent is gone, or the client has closed with no transfer left."""
-
-
-class Cache(Protocol):
-    """What a client attaches; a pool is one."""
-
-    @property
-    def layout(self) -> KVLayout:
-        """What the bytes mean."""
-        ...
-
-    @property
-    def memory(self) -> Sequence[MemoryRange]:
-        """One range per region of the layout, in order."""
-        ...
-
-
-class EmbeddedAgent(Protocol):
-    """An agent on a thread of this process."""
-
-    @property
-    def socket_path(self) -> str:
-        """Where it listens, as a daemon would."""
-        ...
 
 
 @dataclass(slots=True)
@@ -157,7 +124,8 @@ class Client:
                 ignore_parts=list(ignore_parts),
                 memory=memory,
             )
-            self._hold_cache()
+            if self._agent is not None:
+                hold_cache(self._agent, self, cache)
             self.channel.request(attach, fds)
         except BaseException:
             self.close()
@@ -202,7 +170,7 @@ class Client:
         idle = not self._live
         self.channel.close()
         if idle and self._agent is not None:
-            _EMBEDDED_CACHES.get(self._agent, {}).pop(id(self), None)
+            release_cache(self._agent, self)
 
     def __enter__(self) -> Self:
         return self
@@ -285,14 +253,6 @@ class Client:
                 os.close(fd)
         return answer
 
-    def _hold_cache(self) -> None:
-        if self._agent is not None:
-            owners = (part.owner for part in self.cache.memory)
-            exports = [
-                memoryview(owner.buffer) for owner in owners if isinstance(owner, SharedMemory)
-            ]
-            _EMBEDDED_CACHES.setdefault(self._agent, {})[id(self)] = [self.cache, *exports]
-
     def _on_message(self, message: FromAgent) -> None:
         """Whatever the agent says, on the thread that reads."""
         if isinstance(message, Opened):
@@ -342,53 +302,6 @@ class Client:
     def _list(self, transfer: Transfer) -> None:
         if transfer.room:
             self._ended.append(transfer)
-
-
-def describe_memory(cache: Cache, *, embedded: bool) -> tuple[list[MemoryInfo], list[int]]:
-    """The cache's memory as the agent gets it, and the descriptors that go with it, each once.
-
-    Raises: ConfigError when it does not fit the layout, or a daemon could not map it.
-    """
-    regions = cache.layout.regions
-    if len(cache.memory) != len(regions):
-        raise ConfigError(
-            f"cache.memory has {len(cache.memory)} ranges, its layout {len(regions)} regions"
-        )
-    fds: list[int] = []
-    infos = []
-    for index, (part, region) in enumerate(zip(cache.memory, regions, strict=True)):
-        if part.length_bytes < region.length_bytes:
-            raise ConfigError(
-                f"cache.memory[{index}] has {part.length_bytes} bytes, region {index} of its "
-                f"layout {region.length_bytes}"
-            )
-        infos.append(_memory_info(index, part, region.length_bytes, fds, embedded=embedded))
-    if len(fds) > limits.LOCAL_FDS_MAX:
-        raise ConfigError(
-            f"cache.memory lies in {len(fds)} memfds, at most {limits.LOCAL_FDS_MAX} can be handed "
-            "over: put several regions into one pdxfer.memory.allocate"
-        )
-    return infos, fds
-
-
-def _memory_info(
-    index: int, part: MemoryRange, length_bytes: int, fds: list[int], *, embedded: bool
-) -> MemoryInfo:
-    if embedded:
-        return MemoryInfo(kind="address", address=part.address, length_bytes=length_bytes)
-    if part.fd < 0:
-        raise ConfigError(
-            f"cache.memory[{index}] is not in a memfd, so a daemon cannot map it: use memory from "
-            "pdxfer.memory.allocate, or an agent inside this process (pdxfer.embedded)"
-        )
-    if part.fd not in fds:
-        fds.append(part.fd)
-    return MemoryInfo(
-        kind="memfd",
-        length_bytes=length_bytes,
-        offset_bytes=part.offset_bytes,
-        fd_index=fds.index(part.fd),
-    )
 
 
 def _rank_info(rank: Rank) -> RankInfo:

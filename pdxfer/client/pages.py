@@ -40,8 +40,9 @@ def normalise(
     placed = {}
     for name, given in as_group_pages(layout, pages).items():
         check_page_ids(layout, name, given.ids, unique=unique)
+        first = first_tokens.get(name, 0)
         stated = isinstance(pages[name] if isinstance(pages, Mapping) else pages, Pages)
-        placed[name] = given if stated else Pages(given.ids, first_tokens.get(name, 0))
+        placed[name] = given if stated or not first else Pages(given.ids, first)
     count = sum(len(given.ids) for given in placed.values())
     if count > limits.PAGES_PER_MESSAGE_MAX:
         raise ResourceError(

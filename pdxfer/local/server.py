@@ -13,20 +13,19 @@ import errno
 import logging
 import os
 import socket
-import stat
 import struct
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 from pdxfer import limits
-from pdxfer.errors import ConfigError, PdxferError, RemoteProtocolError, ResourceError
+from pdxfer.errors import ConfigError, PdxferError, RemoteProtocolError
+from pdxfer.local.binding import bind
 from pdxfer.local.connection import Inbox, Outbox, encode
 from pdxfer.local.messages import FromAgent, FromWorker, Refused
 
 _LOG = logging.getLogger(__name__)
 _SO_PEERPIDFD: Final = 77  # Linux 6.5; the socket module has no name for it
 _CREDENTIALS: Final = struct.Struct("iII")
-_PATH_BYTES_MAX: Final = 107
 _READS_PER_EVENT: Final = 16
 _READS_AFTER_EXIT: Final = 256
 _ACCEPTS_PER_EVENT: Final = 16
@@ -200,7 +199,7 @@ class LocalServer:
             be bound, or another agent listens there.
         """
         self.loop = loop or asyncio.get_running_loop()
-        self._listener = listener = _bind(self.path, self.allowed_uids <= {0, os.geteuid()})
+        self._listener = listener = bind(self.path, private=self.allowed_uids <= {0, os.geteuid()})
         status = os.stat(self.path)
         self._inode = (status.st_dev, status.st_ino)
         self.loop.add_reader(listener.fileno(), self._on_acceptable)
@@ -293,47 +292,3 @@ def _open_pidfd(sock: socket.socket, pid: int) -> int:
         return -1
     os.set_inheritable(fd, False)
     return fd
-
-
-def _bind(path: str, private: bool) -> socket.socket:
-    """A listening socket at `path`, put in place whole: bound and with its mode beside it first."""
-    if len(os.fsencode(path)) + len(".new") > _PATH_BYTES_MAX:
-        raise ConfigError(
-            f"socket_path={path}: longer than the {_PATH_BYTES_MAX - len('.new')} bytes a Unix "
-            "socket's path may have; choose a shorter one"
-        )
-    _check_stale(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    beside = path + ".new"
-    try:
-        if os.path.lexists(beside):
-            os.unlink(beside)
-        listener.bind(beside)
-        os.chmod(beside, 0o600 if private else 0o666)
-        listener.listen(limits.WORKERS_PER_AGENT_MAX)
-        os.rename(beside, path)
-    except OSError as error:
-        listener.close()
-        raise ResourceError(f"socket_path={path}: cannot listen: {error.strerror}") from error
-    return listener
-
-
-def _check_stale(path: str) -> None:
-    """Refuse to replace what is not a dead agent's socket."""
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ConfigError(f"socket_path={path}: {error.strerror}") from error
-    if not stat.S_ISSOCK(status.st_mode):
-        raise ConfigError(
-            f"socket_path={path}: exists and is no socket; remove it or choose another"
-        )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        outcome = probe.connect_ex(path)
-    if outcome != errno.ECONNREFUSED:
-        raise ResourceError(
-            f"socket_path={path}: another agent listens there ({os.strerror(outcome)}); "
-            "stop it or choose another path"
-        )
