@@ -216,6 +216,19 @@ void limits() {
   CHECK(runs(2).runs.size() == 4);
   CHECK_THROWS(pdx::LimitError, runs(3));
 
+  // Page sizes without a common divisor cut every page in another way.
+  const Plan coprime({{"full", {61, 6, 0}, {59, 6, 0}}},
+                     {{0, 0, Rows::kToken, 61, 1, 4, {0, 0, 61 * 8, 8, 8}, {0, 0, 59 * 8, 8, 8}}},
+                     {61 * 48}, {59 * 48}, {61, 1 << 20});
+  const std::vector<i64> few{0, 1, 2, 3, 4, 5};
+  const auto coprime_runs = [&](i64 end) {
+    return coprime.batches({{0, {few.data(), 6, 0}, {few.data(), 6, 0}, 0, end}}, std::nullopt, 1,
+                           1);
+  };
+  CHECK(coprime_runs(200).runs.size() == 200);
+  CHECK_THROWS(pdx::LimitError, coprime_runs(300));
+  CHECK(coprime.describe(0).runs > 0);
+
   // Merged runs count once, however many pages they hold.
   const Plan merging({{"full", {1, 64, 0}, {1, 64, 0}}},
                      {{0, 0, Rows::kToken, 1, 1, 8, fits, fits}}, {1 << 10}, {1 << 10}, {2, 4});

@@ -352,7 +352,7 @@ def _pages_of(pages: Mapping[str, Pages], group: Group, side: str) -> Pages:
 
 def _digest(source: KVLayout, destination: KVLayout, owned: Owned) -> bytes:
     cells = [[c.group, c.part, c.layer, c.head_first, c.head_end] for c in owned.cells]
-    form = [ORDER_VERSION, source.digest_form(), destination.digest_form(), cells]
+    form = [ORDER_VERSION, source.map_digest.hex(), destination.map_digest.hex(), cells]
     return hashlib.sha256(canonical(form)).digest()
 
 

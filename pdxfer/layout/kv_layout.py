@@ -131,10 +131,13 @@ class KVLayout:
             canonical([ORDER_VERSION, self.dtype, self.unified_memory, groups, sorted(planes)])
         ).digest()
 
-    def digest_form(self) -> object:
-        """Everything that decides where bytes are, as plain values: what a plan's digest covers."""
+    @cached_property
+    def map_digest(self) -> bytes:
+        """32 bytes over all that decides where bytes are: page counts and bases too, no model."""
         wire = self.to_wire()
-        return {name: wire[name] for name in ("groups", "planes", "regions", "dtype")}
+        return hashlib.sha256(
+            canonical([wire[name] for name in ("groups", "planes", "regions", "dtype")])
+        ).digest()
 
     def to_wire(self) -> dict[str, object]:
         """This layout as plain values; `from_wire` is the inverse."""

@@ -12,7 +12,7 @@ from pdxfer import _core
 from pdxfer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from pdxfer.layout.groups import Group
     from pdxfer.layout.kv_layout import KVLayout
@@ -41,8 +41,11 @@ class Pages:
         return len(self.ids)
 
 
-def _as_ids(ids: ArrayLike) -> NDArray[np.int64]:
-    array = np.asarray(ids)
+def _as_ids(ids: object) -> NDArray[np.int64]:
+    try:
+        array = np.asarray(ids)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"page ids are no array: {error}") from error
     if array.size == 0 and array.ndim <= 1:
         array = np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -57,11 +60,7 @@ def _as_ids(ids: ArrayLike) -> NDArray[np.int64]:
     return result
 
 
-PagesLike = Pages | object
-"""A `Pages`, an array of ids, or a mapping from group to either."""
-
-
-def as_group_pages(layout: KVLayout, pages: PagesLike) -> dict[str, Pages]:
+def as_group_pages(layout: KVLayout, pages: object) -> dict[str, Pages]:
     """`pages` as one `Pages` a group.
 
     Args:    pages: ids (or `Pages`) of the layout's only group, or a mapping from group to either.
@@ -83,7 +82,7 @@ def as_group_pages(layout: KVLayout, pages: PagesLike) -> dict[str, Pages]:
 
 
 def _as_pages(value: object) -> Pages:
-    return value if isinstance(value, Pages) else Pages(value)  # type: ignore[arg-type]
+    return value if isinstance(value, Pages) else Pages(_as_ids(value))
 
 
 def check_page_ids(

@@ -275,6 +275,7 @@ Description Plan::describe(std::size_t group_index) const {
     shape.source_row = (shape.source_row + shape.rows) % group.source.page_size;
     shape.destination_row = (shape.destination_row + shape.rows) % group.destination.page_size;
     if (shape.source_row == 0 && shape.destination_row == 0) break;
+    if (figures.runs > limits_.runs_per_page_max) break;  // enough to tell
   }
   return figures;
 }

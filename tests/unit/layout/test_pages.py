@@ -27,7 +27,9 @@ def test_ids_are_taken_over_and_kept():
         pages.ids[0] = 1
 
 
-@pytest.mark.parametrize("ids", [[1.5], ["a"], [[1]], 3, [None], [True], [2**64], [2**63]])
+@pytest.mark.parametrize(
+    "ids", [[1.5], ["a"], [[1]], 3, [None], [True], [2**64], [2**63], [[1], [1, 2]], [object()]]
+)
 def test_what_are_no_ids(ids):
     with pytest.raises(ConfigError):
         Pages(np.array(ids, np.uint64) if ids == [2**63] else ids)
