@@ -31,8 +31,6 @@ struct Pair {
     CHECK(opened.error.empty() && opened.id == path);
     CHECK(transports_problem(lane, opened.data).empty());
     receiver.watch_sender(receiver_id, sender.send_address());
-    // Commands run in order: when this one is done, so is the one before it.
-    receiver.register_region(range_of(source.data(), 1));
   }
 
   std::uint64_t post(std::uint64_t generation, const Runs& runs) {
@@ -207,6 +205,55 @@ void a_destroyed_receiver_ends_the_path() {
   CHECK(id != pair.receiver_id);
 }
 
+void a_sender_may_be_named_while_it_writes() {
+  Engine sender(options(lane));
+  Engine receiver(options(lane));
+  Told sent(sender);
+  Told received(receiver);
+  const std::vector<char> source = random_bytes(32 << 20, 1);
+  std::vector<char> destination(source.size());
+  const std::uint64_t region = sender.register_region(range_of(source.data(), source.size())).id;
+  const std::vector<RemoteRange> remote{
+      {range_of(destination.data(), destination.size()),
+       receiver.register_region(range_of(destination.data(), destination.size())).rkey}};
+  const auto [id, address] = receiver.open_receiver();
+  const std::uint64_t path = sender.connect(address, 10.0);
+  CHECK(sent.wait(Event::PathOpened).error.empty());
+  const Runs runs = shuffled(512, 65536, 8, 1);
+  const std::uint64_t first = sender.post(path, 1, runs.table(), std::vector{region}, remote);
+  sent.ticket(first);
+  receiver.watch_sender(id, sender.send_address());
+  CHECK(sent.ticket(first + 7).error.empty());
+  CHECK(landed(runs, source.data(), destination.data()));
+  CHECK(received.count(Event::SenderLost) == 0);
+  // Its end is told even where nobody has named it.
+  sender.close(4.0);
+  CHECK(received.wait(Event::SenderLost).id == id);
+}
+
+void another_sender_than_the_expected_one_is_cut_off() {
+  Pair pair(1 << 20);
+  Engine other(options(lane));
+  pair.receiver.watch_sender(pair.receiver_id, other.send_address());
+  const Completion lost = pair.received.wait(Event::SenderLost);
+  CHECK(lost.error.find("another sender") != std::string::npos);
+  pair.sent.wait(Event::PathClosed);
+}
+
+void a_sender_may_connect_anew() {
+  Pair pair(8 << 20);
+  pair.sender.close_path(pair.path);
+  pair.sent.wait(Event::PathClosed);
+  pair.path = pair.sender.connect(pair.receiver_address, 10.0);
+  pair.sent.wait("the second path", [&](const auto& done) {
+    return done.event == Event::PathOpened && done.id == pair.path && done.error.empty();
+  });
+  const Runs runs = shuffled(128, 65536, 1, 1);
+  CHECK(pair.sent.ticket(pair.post(1, runs)).error.empty());
+  CHECK(landed(runs, pair.source.data(), pair.destination.data()));
+  CHECK(pair.received.count(Event::SenderLost) == 0);
+}
+
 void closing_a_path_ends_its_tickets() {
   Pair pair(32 << 20);
   const std::uint64_t first = pair.post(1, shuffled(8192, 4096, 8, 1));
@@ -321,6 +368,9 @@ int main(int count, char** arguments) {
   RUN(cancel_drops_what_is_not_posted);
   RUN(generations_share_a_path);
   RUN(a_destroyed_receiver_ends_the_path);
+  RUN(a_sender_may_be_named_while_it_writes);
+  RUN(another_sender_than_the_expected_one_is_cut_off);
+  RUN(a_sender_may_connect_anew);
   RUN(closing_a_path_ends_its_tickets);
   RUN(a_closed_sender_is_lost);
   RUN(a_receiver_that_is_not_there_is_told_in_time);

@@ -13,6 +13,10 @@ set(_pdx_ucx_environment
 function(pdx_ucx_executable name)
   add_executable(${name} ${name}.cpp)
   target_link_libraries(${name} PRIVATE pdx_ucx pdx_options)
+  if(PDX_SANITIZE)
+    target_sources(${name} PRIVATE ucx_unchecked_calls.cpp)
+    set_target_properties(${name} PROPERTIES ENABLE_EXPORTS ON)
+  endif()
 endfunction()
 
 function(pdx_ucx_test name executable)

@@ -273,7 +273,12 @@ class UcxFabric:
         return address
 
     def watch_sender(self, peer: bytes, address: bytes) -> None:
-        """Open decode's own endpoint to the sender; `SenderLost` when it fails or ends.
+        """Say which sender has to connect: `SenderLost` when another one does, or none in time.
+
+        The endpoint itself is opened by the engine when the sender's hello comes, before its
+        `PathOpened` and so before any write: from then on `SenderLost` tells its end, with or
+        without this call. (UCX 1.22 crashes when such an endpoint is made while a write of that
+        peer comes in.) A sender that closes its path and lives on is not lost.
 
         Raises: LocalProtocolError when the sender has no receive worker (it was lost or closed),
             or `address` is no lane address.

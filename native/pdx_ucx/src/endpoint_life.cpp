@@ -58,6 +58,21 @@ void SendEndpoint::write_probe(const LaneAddress& address) {
   open_step(ucp_ep_flush_nbx(handle_, &param));
 }
 
+void SendEndpoint::say_hello() {
+  hello_ = pack_hello(id_, send_address_);
+  ucp_request_param_t param{};
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_EAGER;
+  param.cb.send = &SendEndpoint::on_open;
+  param.user_data = this;
+  opening_in_flight_ = 1;
+  open_step(
+      ucp_am_send_nbx(handle_, kHelloMessage, nullptr, 0, hello_.data(), hello_.size(), &param));
+}
+
+void SendEndpoint::welcome() { welcomed_ = true; }
+
 void SendEndpoint::open_step(ucs_status_ptr_t request) {
   if (UCS_PTR_IS_PTR(request)) {
     return;
@@ -144,7 +159,11 @@ void SendEndpoint::housekeep(std::uint64_t now_ns, std::uint64_t turn) {
     check_deadlines(now_ns);
   }
   if (state_ == State::Opening && open_error_.empty() && opening_in_flight_ == 0) {
-    opened();
+    if (hello_.empty()) {
+      say_hello();
+    } else if (welcomed_) {
+      opened();
+    }
   }
   if (state_ == State::Opening && end_reason_.empty()) {
     end_reason_ = open_error_;

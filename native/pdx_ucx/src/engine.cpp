@@ -100,10 +100,13 @@ Engine::~Engine() {
 }
 
 void Engine::start_thread() {
-  // Signals are for the threads of the program.
+  // Signals from outside are for the threads of the program.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) {
+    sigdelset(&all, fault);  // these are the thread's own
+  }
   pthread_sigmask(SIG_SETMASK, &all, &before);
   shared_->thread = std::thread([progress = progress_, shared = shared_] {
     pthread_setname_np(pthread_self(), "pdx-ucx");
@@ -270,9 +273,10 @@ std::pair<std::uint64_t, std::string> Engine::open_receiver() {
 
 void Engine::watch_sender(std::uint64_t receiver, const std::string& address) {
   require_usable();
-  const LaneAddress parsed = LaneAddress::unpack(address);
-  progress_->commands().push(
-      [progress = progress_.get(), receiver, parsed] { progress->watch_sender(receiver, parsed); });
+  LaneAddress::unpack(address);  // throws for one that can never come
+  progress_->commands().push([progress = progress_.get(), receiver, address] {
+    progress->watch_sender(receiver, address);
+  });
 }
 
 void Engine::close_receiver(std::uint64_t receiver) {

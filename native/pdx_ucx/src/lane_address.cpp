@@ -94,4 +94,16 @@ std::string LaneAddress::version_problem(unsigned our_major, unsigned our_minor)
          " at the peer do not interoperate; install the same major.minor on both";
 }
 
+std::string pack_hello(std::uint64_t path, const std::string& send_address) {
+  std::string out;
+  put(out, path);
+  return out + send_address;
+}
+
+Hello unpack_hello(const std::string& data) {
+  Reader reader(data);
+  const auto path = reader.number<std::uint64_t>();
+  return {path, data.substr(sizeof path)};
+}
+
 }  // namespace pdx::ucx

@@ -207,11 +207,10 @@ std::string Progress::open_receiver(std::uint64_t id) {
   return address.pack();
 }
 
-void Progress::watch_sender(std::uint64_t id, const LaneAddress& address) {
+void Progress::watch_sender(std::uint64_t id, const std::string& address) {
   const auto at = receivers_.find(id);
   if (at != receivers_.end()) {
-    at->second->watch(address, after_ns(options_.watch_timeout_s));
-    at->second->worker().wake(now_ns());
+    at->second->expect(address, after_ns(options_.watch_timeout_s));
   }
 }
 

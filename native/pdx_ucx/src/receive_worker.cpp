@@ -1,5 +1,7 @@
 #include "pdx/ucx/receive_worker.h"
 
+#include <utility>
+
 #include "pdx/ucx/context.h"
 #include "pdx/ucx/endpoint.h"
 #include "pdx/ucx/status.h"
@@ -9,31 +11,57 @@ namespace {
 
 // A forced close ends within a few turns; the worker is destroyed with its endpoints anyway.
 constexpr int kCloseTurns = 10'000;
+constexpr std::size_t kHelloBytesMax = 4096;
+// A sender has one path at a time; some more may be on their way when it connects anew.
+constexpr std::size_t kHellosMax = 16;
 
 }  // namespace
 
 ReceiveWorker::ReceiveWorker(std::uint64_t id, const Context& context, CompletionList& completions,
                              Limits limits)
     : id_(id), context_(context), completions_(completions), limits_(limits), worker_(context) {
-  ucp_am_handler_param_t param{};
-  param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                     UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  param.id = kCommitMessage;
-  param.flags = UCP_AM_FLAG_WHOLE_MSG;
-  param.cb = &ReceiveWorker::on_commit;
-  param.arg = this;
-  check(ucp_worker_set_am_recv_handler(worker_.handle(), &param), "listening for commits");
+  worker_.on_message(kCommitMessage, &ReceiveWorker::on_commit, this);
+  worker_.on_message(kHelloMessage, &ReceiveWorker::on_hello, this);
 }
 
 ReceiveWorker::~ReceiveWorker() { close_watch(); }
 
-void ReceiveWorker::watch(const LaneAddress& sender, std::uint64_t deadline_ns) {
-  const Runtime& ours = context_.runtime();
-  const std::string problem = sender.version_problem(ours.major, ours.minor);
-  if (!problem.empty()) {
-    lose(problem);
-    return;
+void ReceiveWorker::expect(std::string sender_address, std::uint64_t deadline_ns) {
+  expected_ = std::move(sender_address);
+  deadline_ns_ = deadline_ns;
+  if (!came_.empty() && came_ != expected_) {
+    lose("another sender than the expected one has connected");
   }
+}
+
+void ReceiveWorker::greet(const std::string& hello) {
+  try {
+    const Hello said = unpack_hello(hello);
+    const LaneAddress sender = LaneAddress::unpack(said.send_address);
+    const Runtime& ours = context_.runtime();
+    const std::string problem = sender.version_problem(ours.major, ours.minor);
+    if (!problem.empty()) {
+      lose(problem);
+      return;
+    }
+    if ((!came_.empty() && came_ != said.send_address) ||
+        (!expected_.empty() && expected_ != said.send_address)) {
+      lose("another sender than the expected one has connected");
+      return;
+    }
+    came_ = said.send_address;
+    if (watch_ == nullptr) {
+      watch(sender);
+    }
+    if (watch_ != nullptr) {
+      send_welcome(said.path);
+    }
+  } catch (const UsageError& error) {
+    lose(std::string("the sender's hello: ") + error.what());
+  }
+}
+
+void ReceiveWorker::watch(const LaneAddress& sender) {
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
@@ -45,23 +73,33 @@ void ReceiveWorker::watch(const LaneAddress& sender, std::uint64_t deadline_ns) 
   if (status != UCS_OK) {
     watch_ = nullptr;
     lose("connecting back to the sender: " + status_text(status));
-    return;
   }
-  ucp_request_param_t flush{};
-  flush.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  flush.cb.send = &ReceiveWorker::on_watch;
-  flush.user_data = this;
-  const ucs_status_ptr_t request = ucp_ep_flush_nbx(watch_, &flush);
-  watch_pending_ = UCS_PTR_IS_PTR(request);
-  watch_deadline_ns_ = deadline_ns;
+}
+
+void ReceiveWorker::send_welcome(std::uint64_t path) {
+  welcome_ = pack_hello(path, "");
+  ucp_request_param_t param{};
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_EAGER;
+  param.cb.send = &ReceiveWorker::on_welcomed;
+  param.user_data = this;
+  const ucs_status_ptr_t request = ucp_am_send_nbx(watch_, kWelcomeMessage, nullptr, 0,
+                                                   welcome_.data(), welcome_.size(), &param);
+  welcoming_ = UCS_PTR_IS_PTR(request);
   if (UCS_PTR_IS_ERR(request)) {
-    lose("connecting back to the sender: " + status_text(UCS_PTR_STATUS(request)));
+    lose("answering the sender: " + status_text(UCS_PTR_STATUS(request)));
   }
 }
 
 void ReceiveWorker::housekeep(std::uint64_t now_ns) {
-  if (watch_pending_ && now_ns > watch_deadline_ns_) {
-    lose(status_text(UCS_ERR_TIMED_OUT) + ": the sender did not answer in time");
+  if (!hellos_.empty() && !welcoming_ && lost_.empty()) {
+    const std::string hello = std::move(hellos_.front());
+    hellos_.pop_front();
+    greet(hello);
+  }
+  if (came_.empty() && deadline_ns_ != 0 && now_ns > deadline_ns_) {
+    lose(status_text(UCS_ERR_TIMED_OUT) + ": the sender did not connect in time");
   }
 }
 
@@ -71,13 +109,27 @@ void ReceiveWorker::lose(const std::string& reason) {
   }
 }
 
-void ReceiveWorker::on_watch(void* request, ucs_status_t status, void* receiver) {
+void ReceiveWorker::on_welcomed(void* request, ucs_status_t status, void* receiver) {
   ucp_request_free(request);
   auto& self = *static_cast<ReceiveWorker*>(receiver);
-  self.watch_pending_ = false;
+  self.welcoming_ = false;
   if (status != UCS_OK) {
-    self.lose("connecting back to the sender: " + status_text(status));
+    self.lose("answering the sender: " + status_text(status));
   }
+}
+
+ucs_status_t ReceiveWorker::on_hello(void* receiver, const void* /*header*/,
+                                     std::size_t /*header_length*/, void* data, std::size_t length,
+                                     const ucp_am_recv_param_t* param) {
+  auto& self = *static_cast<ReceiveWorker*>(receiver);
+  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || length > kHelloBytesMax ||
+      self.hellos_.size() >= kHellosMax) {
+    self.lose("the sender says hello in a way that is not allowed");
+    return UCS_OK;
+  }
+  // No endpoint is made inside a callback: `housekeep` does.
+  self.hellos_.emplace_back(static_cast<const char*>(data), length);
+  return UCS_OK;
 }
 
 void ReceiveWorker::on_error(void* receiver, ucp_ep_h /*handle*/, ucs_status_t status) {

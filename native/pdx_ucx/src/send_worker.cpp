@@ -13,20 +13,33 @@ SendWorker::SendWorker(const Context& context, CommandQueue& commands, Completio
       completions_(completions),
       window_(window),
       probe_bytes_("pdxprobe"),
-      worker_(context) {}
-
-std::string SendWorker::address() const {
+      worker_(context) {
   LaneAddress address;
   address.ucx_major = context_.runtime().major;
   address.ucx_minor = context_.runtime().minor;
   address.worker = worker_.address();
-  return address.pack();
+  address_ = address.pack();
+  worker_.on_message(kWelcomeMessage, &SendWorker::on_welcome, this);
+}
+
+ucs_status_t SendWorker::on_welcome(void* sender, const void* /*header*/,
+                                    std::size_t /*header_length*/, void* data, std::size_t length,
+                                    const ucp_am_recv_param_t* param) {
+  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || length != sizeof(std::uint64_t)) {
+    return UCS_OK;  // no welcome of ours: the path that waits for one ends at its deadline
+  }
+  const auto hello = unpack_hello(std::string(static_cast<const char*>(data), length));
+  if (SendEndpoint* path = static_cast<SendWorker*>(sender)->find(hello.path)) {
+    path->welcome();
+  }
+  return UCS_OK;
 }
 
 void SendWorker::connect(std::uint64_t path, const LaneAddress& address,
                          std::uint64_t deadline_ns) {
   auto endpoint = std::make_unique<SendEndpoint>(
-      path, SendEndpoint::Parts{context_, worker_, commands_, completions_, window_, probe_bytes_});
+      path, SendEndpoint::Parts{context_, worker_, commands_, completions_, window_, probe_bytes_,
+                                address_});
   endpoint->open(address, deadline_ns);
   endpoints_.emplace(path, std::move(endpoint));
 }

@@ -26,6 +26,17 @@ Worker::Worker(const Context& context) {
 
 Worker::~Worker() { ucp_worker_destroy(handle_); }
 
+void Worker::on_message(unsigned id, ucp_am_recv_callback_t handler, void* argument) {
+  ucp_am_handler_param_t param{};
+  param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                     UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  param.id = id;
+  param.flags = UCP_AM_FLAG_WHOLE_MSG;
+  param.cb = handler;
+  param.arg = argument;
+  check(ucp_worker_set_am_recv_handler(handle_, &param), "listening for messages");
+}
+
 bool Worker::progress() { return ucp_worker_progress(handle_) != 0; }
 
 bool Worker::arm() {

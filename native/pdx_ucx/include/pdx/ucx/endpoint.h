@@ -27,9 +27,17 @@ struct Window {
   std::uint64_t descriptors_min = 256;
 };
 
-// Active message of a commit.
+// Active messages. A sender's first one is its hello; see SendEndpoint.
 inline constexpr unsigned kCommitMessage = 1;
+inline constexpr unsigned kHelloMessage = 2;
+inline constexpr unsigned kWelcomeMessage = 3;
 
+// Opening: a first write to the receiver's probe and its flush show that writes work; then the
+// hello, which carries this path's number and the address of the send worker. The receiver opens
+// its own endpoint to that address and answers with the welcome; only then is the path open. The
+// order matters: UCX 1.22 crashes at the receiver when an endpoint is made to a tcp peer whose
+// write is just coming in, so none may be under way until the receiver has its endpoint.
+//
 // Opening > Open > Closing > Gone. Reports PathOpened once, one Posted per batch, one CommitSent
 // per commit, and PathClosed once at its end, also when it never opened.
 //
@@ -44,6 +52,8 @@ class SendEndpoint {
     CompletionList& completions;
     const Window& window;
     const std::string& probe_bytes;
+    // Packed address of the send worker.
+    const std::string& send_address;
   };
 
   SendEndpoint(std::uint64_t id, const Parts& parts);
@@ -59,6 +69,8 @@ class SendEndpoint {
   void cancel(std::uint64_t generation, std::uint64_t deadline_ns);
   // Forces the path closed. `reason` ends what is outstanding.
   void close(const std::string& reason);
+  // The receiver has answered the hello.
+  void welcome();
   // Drops what is not posted; what is in flight goes on.
   void drop_all(const std::string& reason);
   // Posts some of the next transfer's runs; false when there was nothing to do or no room.
@@ -82,6 +94,7 @@ class SendEndpoint {
 
   void create_handle(const LaneAddress& address);
   void write_probe(const LaneAddress& address);
+  void say_hello();
   void open_step(ucs_status_ptr_t request);
   void opened();
   std::string transports() const;
@@ -114,6 +127,7 @@ class SendEndpoint {
   CompletionList& completions_;
   const Window& window_;
   const std::string& probe_bytes_;
+  const std::string& send_address_;
 
   State state_ = State::Opening;
   ucp_ep_h handle_ = nullptr;
@@ -123,6 +137,9 @@ class SendEndpoint {
   // First reason why this path ends; empty while it does not.
   std::string end_reason_;
   std::string open_error_;
+  // Kept until UCX has sent it; empty: not said yet.
+  std::string hello_;
+  bool welcomed_ = false;
   bool open_reported_ = false;
   // Writes that ended without proof that their bytes are at rest at the peer.
   bool undrained_ = false;

@@ -64,6 +64,8 @@ class Engine {
 
   // Waits. Number and address of the new receiver.
   std::pair<std::uint64_t, std::string> open_receiver();
+  // Says which sender has to connect. From its PathOpened on, its end is told as SenderLost, with
+  // or without this call. Throws UsageError for a bad address.
   void watch_sender(std::uint64_t receiver, const std::string& address);
   // Waits: the worker is destroyed on return. Idempotent.
   void close_receiver(std::uint64_t receiver);

@@ -24,4 +24,14 @@ struct LaneAddress {
   std::string version_problem(unsigned our_major, unsigned our_minor) const;
 };
 
+// The first message on a path: its number at the sender, and the packed address of the sender's
+// worker. The welcome is the number alone.
+struct Hello {
+  std::uint64_t path = 0;
+  std::string send_address;
+};
+std::string pack_hello(std::uint64_t path, const std::string& send_address);
+// Throws UsageError when `data` is too short.
+Hello unpack_hello(const std::string& data);
+
 }  // namespace pdx::ucx

@@ -23,7 +23,7 @@ struct EngineOptions {
   // How long the thread spins after its last event before it sleeps.
   double spin_us = 30.0;
   std::uint64_t commit_bytes_max = 68 << 10;
-  // How long a sender may take to answer `watch_sender`.
+  // How long a sender may take to connect after `watch_sender`.
   double watch_timeout_s = 10.0;
 };
 
@@ -55,7 +55,7 @@ class Progress {
   SendWorker& sender() { return *sender_; }
   // Address of the new receiver.
   std::string open_receiver(std::uint64_t id);
-  void watch_sender(std::uint64_t id, const LaneAddress& address);
+  void watch_sender(std::uint64_t id, const std::string& address);
   // The worker is destroyed when this returns.
   void close_receiver(std::uint64_t id);
   // Drains until `drain_deadline_ns`, then forces; `run` returns after that.

@@ -4,6 +4,7 @@
 #include <ucp/api/ucp.h>
 
 #include <cstdint>
+#include <deque>
 #include <string>
 
 #include "pdx/ucx/completion_list.h"
@@ -29,8 +30,9 @@ class ReceiveWorker {
 
   Worker& worker() { return worker_; }
   std::uint64_t id() const { return id_; }
-  // Opens our own endpoint to the sender. Failing makes the sender lost.
-  void watch(const LaneAddress& sender, std::uint64_t deadline_ns);
+  // Says which sender has to come, and until when. Our own endpoint to it is opened when its hello
+  // comes, never while a write may be under way. Another sender, or none in time, is a lost one.
+  void expect(std::string sender_address, std::uint64_t deadline_ns);
   void housekeep(std::uint64_t now_ns);
   // Why the sender is lost; empty while it is not.
   const std::string& lost() const { return lost_; }
@@ -38,9 +40,14 @@ class ReceiveWorker {
  private:
   static ucs_status_t on_commit(void* receiver, const void* header, std::size_t header_length,
                                 void* data, std::size_t length, const ucp_am_recv_param_t* param);
-  static void on_watch(void* request, ucs_status_t status, void* receiver);
+  static ucs_status_t on_hello(void* receiver, const void* header, std::size_t header_length,
+                               void* data, std::size_t length, const ucp_am_recv_param_t* param);
+  static void on_welcomed(void* request, ucs_status_t status, void* receiver);
   static void on_error(void* receiver, ucp_ep_h handle, ucs_status_t status);
 
+  void greet(const std::string& hello);
+  void watch(const LaneAddress& sender);
+  void send_welcome(std::uint64_t path);
   void lose(const std::string& reason);
   void close_watch();
 
@@ -50,8 +57,14 @@ class ReceiveWorker {
   const Limits limits_;
   Worker worker_;
   ucp_ep_h watch_ = nullptr;
-  bool watch_pending_ = false;
-  std::uint64_t watch_deadline_ns_ = 0;
+  // Packed addresses: of the sender that is expected, of the one that came.
+  std::string expected_;
+  std::string came_;
+  std::uint64_t deadline_ns_ = 0;
+  std::deque<std::string> hellos_;
+  // Kept until UCX has sent it.
+  std::string welcome_;
+  bool welcoming_ = false;
   std::string lost_;
 };
 

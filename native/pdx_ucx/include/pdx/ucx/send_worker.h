@@ -18,7 +18,7 @@ class SendWorker {
 
   Worker& worker() { return worker_; }
   // What decode's endpoint connects to.
-  std::string address() const;
+  const std::string& address() const { return address_; }
 
   void connect(std::uint64_t path, const LaneAddress& address, std::uint64_t deadline_ns);
   // nullptr: that path is gone.
@@ -36,6 +36,9 @@ class SendWorker {
   bool empty() const { return endpoints_.empty(); }
 
  private:
+  static ucs_status_t on_welcome(void* sender, const void* header, std::size_t header_length,
+                                 void* data, std::size_t length, const ucp_am_recv_param_t* param);
+
   const Context& context_;
   CommandQueue& commands_;
   CompletionList& completions_;
@@ -43,6 +46,7 @@ class SendWorker {
   // Source of the first write of every path.
   const std::string probe_bytes_;
   Worker worker_;
+  std::string address_;
   std::map<std::uint64_t, std::unique_ptr<SendEndpoint>> endpoints_;
 };
 

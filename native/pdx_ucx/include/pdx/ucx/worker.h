@@ -23,6 +23,8 @@ class Worker {
   int fileno() const { return fd_; }
   const std::string& address() const { return address_; }
 
+  // Calls `handler` with `argument` for each whole message `id`.
+  void on_message(unsigned id, ucp_am_recv_callback_t handler, void* argument);
   // Handles what is ready; true when there was something.
   bool progress();
   // True when the worker will make `fileno` readable at its next event.
