@@ -352,6 +352,7 @@ class Agent(ABC):
             return
         port.show(effect)
         fields = {"worker": effect.worker, "state": effect.state.name, **effect.detail}
+        fields["peers"] = [peer.hex()[:12] for peer in effect.peers]
         if effect.state in (State.SENT, State.COMMITTED):
             fields.update(bytes=effect.length_bytes, runs=effect.runs, lane=effect.lane)
         if effect.error is not None:

@@ -17,6 +17,11 @@ from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import GroupPages, RegionInfo
 from pdxfer.wire.pages import unpack_ids
 
+_TOLD = FINAL | {State.READY, State.SENT}
+"""States that come with an `Outcome` also where nothing failed."""
+_BOARD_DETAILS = frozenset({State.READY, State.FENCING, State.QUARANTINED})
+"""States at which the board says who may write: what a worker needs when its daemon has died."""
+
 
 class WorkerPort:
     """One worker: its connection, its board, and after `attach` its memory.
@@ -162,7 +167,7 @@ class WorkerPort:
             error = Refused(
                 code=told["code"], text=told["text"], retryable=told["retryable"], fields=fields
             )
-        interesting = error or effect.state is State.READY or effect.state in FINAL
+        interesting = error or effect.state in _TOLD
         if interesting:
             self.connection.send(
                 Outcome(
@@ -176,6 +181,15 @@ class WorkerPort:
                     aux=effect.aux,
                     lane=effect.lane,
                 )
+            )
+        if effect.peers and effect.state in _BOARD_DETAILS:
+            self.board.set_details(
+                effect.slot,
+                generation=effect.generation,
+                lane=effect.lane.partition(",")[0],
+                peer_incarnation=effect.peers[0],
+                peer_count=len(effect.peers),
+                bytes_done=effect.length_bytes,
             )
         self.board.publish(effect.slot, effect.state)
 

@@ -99,7 +99,7 @@ class PrefillAgent(Agent):
             case OpenSend():
                 self._open(port, message)
             case SendChunk():
-                self._send(port, message)
+                self._send(port, message.transfer, message)
             case _:
                 raise LocalProtocolError(
                     f"a prefill agent takes no {type(message).__name__}; use pdxfer-decode's socket"
@@ -121,11 +121,13 @@ class PrefillAgent(Agent):
             port.drop_slot(slot)
             raise
         port.connection.send(Opened(request=message.request, transfer=slot, sequence=sequence))
+        if message.chunk is not None:
+            self._send(port, slot, message.chunk)
 
-    def _send(self, port: WorkerPort, message: SendChunk) -> None:
+    def _send(self, port: WorkerPort, slot: int, message: SendChunk) -> None:
         self.machine.send(
             port.attached.worker_id,
-            message.transfer,
+            slot,
             to_pages(message.groups),
             tokens=message.tokens,
             layers=message.layers,

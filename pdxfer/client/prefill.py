@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from pdxfer import limits
 from pdxfer.client.client import Client
 from pdxfer.client.pages import (
@@ -21,6 +23,8 @@ from pdxfer.protocol.state import RETURNED_AT_PREFILL, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from pdxfer.layout import KVLayout
 
 _ENDED = frozenset({State.SENT, State.COMMITTED, State.FENCING, State.QUARANTINED, State.FAILED})
 
@@ -82,22 +86,21 @@ class Sending(Transfer):
             The transfer's own error: it has failed already.
         """
         self._check_open()
-        self._check_aux(aux, last=last)
-        check_count("tokens", tokens, 1)
-        layout = self._client.layout
-        chunk = SendChunk(
+        chunk = msgspec.structs.replace(
+            chunk_message(
+                self._client.layout, pages, tokens=tokens, layers=layers, last=last, aux=aux
+            ),
             request=self.request,
             transfer=self.slot,
-            groups=pack(normalise(layout, pages, {})),
-            tokens=tokens,
-            layers=None if layers is None else check_layers(layout, layers),
-            last=last,
-            aux=bytes(aux),
         )
         if after is not None:
             after.synchronize()
         self._hand_over(chunk)
         self._last_sent = last
+
+    def note_chunk(self, chunk: SendChunk | None) -> None:
+        """The first chunk went with the opening."""
+        self._last_sent = chunk is not None and chunk.last
 
     # -- inside --------------------------------------------------------------------------------
     def _check_open(self) -> None:
@@ -108,15 +111,6 @@ class Sending(Transfer):
             raise error
         if self.poll() in _ENDED:
             raise LocalProtocolError(f"room {self.room} is {self.poll().name}: nothing can follow")
-
-    @staticmethod
-    def _check_aux(aux: bytes, *, last: bool) -> None:
-        if len(aux) > limits.AUX_BYTES_MAX:
-            raise ConfigError(
-                f"aux has {len(aux)} bytes, at most {limits.AUX_BYTES_MAX} can travel"
-            )
-        if aux and not last:
-            raise ConfigError("aux travels with the last chunk: give it there (last=True)")
 
 
 class PrefillClient(Client):
@@ -146,6 +140,11 @@ class PrefillClient(Client):
             ResourceError: too many live transfers.
             DaemonUnavailableError: the agent is gone or does not answer.
         """
+        return self._open(room, deadline_s, lease_s, None)
+
+    def _open(
+        self, room: int, deadline_s: float | None, lease_s: float, chunk: SendChunk | None
+    ) -> Sending:
         check_room(room)
         deadline_s = limits.UNMATCHED_DEADLINE_S if deadline_s is None else deadline_s
         message = OpenSend(
@@ -153,8 +152,11 @@ class PrefillClient(Client):
             room=room,
             deadline_s=check_seconds("deadline_s", deadline_s),
             lease_s=check_seconds("lease_s", lease_s),
+            chunk=chunk,
         )
-        return self.open_transfer(message, Sending)
+        sending = self.open_transfer(message, Sending)
+        sending.note_chunk(chunk)
+        return sending
 
     def send(  # noqa: PLR0913 the surface of DESIGN 9
         self,
@@ -168,14 +170,37 @@ class PrefillClient(Client):
         deadline_s: float | None = None,
         lease_s: float = limits.LEASE_S,
     ) -> Sending:
-        """`open` and the first `Sending.send` in one call; raises what they raise.
+        """`open` and the first `Sending.send` in one message; raises what they raise.
 
-        When the chunk is refused, the room is given up.
+        A chunk refused here opens no room.
         """
-        sending = self.open(room, deadline_s=deadline_s, lease_s=lease_s)
-        try:
-            sending.send(pages, tokens=tokens, layers=layers, last=last, aux=aux)
-        except BaseException:
-            sending.abort("its first chunk was refused")
-            raise
-        return sending
+        chunk = chunk_message(self.layout, pages, tokens=tokens, layers=layers, last=last, aux=aux)
+        return self._open(room, deadline_s, lease_s, chunk)
+
+
+def chunk_message(
+    layout: KVLayout,
+    pages: object,
+    *,
+    tokens: int | None,
+    layers: Iterable[int] | None,
+    last: bool,
+    aux: bytes,
+) -> SendChunk:
+    """Check and pack what a chunk is.
+
+    Raises: ConfigError naming the argument that is wrong.
+    """
+    if len(aux) > limits.AUX_BYTES_MAX:
+        raise ConfigError(f"aux has {len(aux)} bytes, at most {limits.AUX_BYTES_MAX} can travel")
+    if aux and not last:
+        raise ConfigError("aux travels with the last chunk: give it there (last=True)")
+    check_count("tokens", tokens, 1)
+    return SendChunk(
+        transfer=-1,
+        groups=pack(normalise(layout, pages, {})),
+        tokens=tokens,
+        layers=None if layers is None else check_layers(layout, layers),
+        last=last,
+        aux=bytes(aux),
+    )

@@ -61,18 +61,19 @@ class ConnectPeer(LocalMessage, frozen=True, kw_only=True, tag="connect"):
 
 
 class OpenSend(LocalMessage, frozen=True, kw_only=True, tag="open"):
-    """Prefill: hold the room for a send."""
+    """Prefill: hold the room for a send; with `chunk` also its first pages."""
 
     room: int
     deadline_s: float
     lease_s: float
+    chunk: SendChunk | None = None
 
 
 class SendChunk(LocalMessage, frozen=True, kw_only=True, tag="send"):
     """Prefill: pages of an opened room. No answer but the board and `Outcome` (request 0)."""
 
     transfer: int
-    """Board slot."""
+    """Board slot; not read inside an `OpenSend`."""
     groups: dict[str, GroupPages]
     tokens: int | None
     """Of the whole request, known at the latest with the last chunk."""

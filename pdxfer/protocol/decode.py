@@ -590,10 +590,8 @@ class DecodeMachine:
                 runs=sum(debt.runs for debt in debts),
                 aux=receiving.aux if receiving.state is State.COMMITTED else b"",
                 lane=",".join(sorted(receiving.lanes)),
-                detail={
-                    "room": receiving.room,
-                    "generation": receiving.generation,
-                    "senders": [peer_id.hex()[:12] for peer_id in sorted(receiving.bound)],
-                },
+                generation=receiving.generation,
+                peers=tuple(sorted(receiving.bound)),
+                detail={"room": receiving.room, "generation": receiving.generation},
             )
         )

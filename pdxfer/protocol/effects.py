@@ -96,6 +96,9 @@ class Show:
     runs: int = 0
     aux: bytes = b""
     lane: str = ""
+    generation: int = 0
+    peers: tuple[bytes, ...] = ()
+    """Lives of the other side that this transfer is bound to."""
     detail: dict[str, object] = field(default_factory=dict)
     """For the log line: room, generation, peers."""
 

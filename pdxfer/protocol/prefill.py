@@ -606,6 +606,8 @@ class PrefillMachine:
                 length_bytes=sum(leg.bytes_placed for leg in sending.legs.values()),
                 runs=sum(leg.runs for leg in sending.legs.values()),
                 lane=",".join(sorted(lanes)),
+                generation=min((leg.generation for leg in sending.legs.values()), default=0),
+                peers=tuple(sorted({leg.peer for leg in sending.legs.values()})),
                 detail={"room": sending.room, "receivers": sending.receiver_count},
             )
         )

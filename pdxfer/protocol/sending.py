@@ -138,7 +138,13 @@ class Sending:
                     f"room {self.room}: layers {layers} of group {name} stand at different tokens "
                     f"{sorted(starts)}; send them in separate chunks"
                 )
-            first = max(starts.pop(), listed.first_token)
+            first = starts.pop()
+            if listed.first_token and listed.first_token < first:
+                raise ConfigError(
+                    f"room {self.room}: first_token={listed.first_token} of group {name}, but its "
+                    f"earlier chunks end at token {first}; pages are sent once"
+                )
+            first = max(first, listed.first_token)
             end = first + len(listed.ids) * sizes[name]
             if total is not None and end > total:
                 spare = (end - total) // sizes[name]

@@ -45,6 +45,8 @@ def pack_ids(ids: NDArray[np.integer]) -> tuple[str, bytes]:
     _check_range(array)
     wide = array.astype(np.int64, copy=False)
     size = "4" if int(wide.max()) <= INT32_MAX else "8"
+    if wide.size < 3:  # no run is shorter than the ids themselves
+        return f"i{size}", wide.astype(_ITEM[size]).tobytes()
     starts = np.concatenate(([0], np.flatnonzero(np.diff(wide) != 1) + 1))
     if 2 * starts.size < wide.size:
         counts = np.diff(starts, append=wide.size)

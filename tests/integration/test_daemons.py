@@ -85,7 +85,7 @@ def cross(sender, receiver, source, destination, room=1, tokens=75, chunks=2):
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("layout", [small, small_token_major])
 def test_pages_cross(tmp_path, lane, layout):
-    with daemons(tmp_path, lane=lane) as ([prefill], [decode]):  # noqa: SIM117
+    with daemons(tmp_path, lane=lane) as ([prefill], [decode]):
         with workers(prefill, decode, layout(), layout()) as pair:
             pair[1].connect(pair[0].addresses[0])
             for room in range(1, 6):
@@ -135,8 +135,8 @@ def test_many_workers_many_daemons(tmp_path, lane):
                 for receiver, destination in receivers:
                     room += 1
                     page = room % 60 + 1
-                    address = f"{sender.addresses[0].partition('#')[0]}#{name}"
-                    receiving = receiver.receive(room, address, [page], tokens=PAGE)
+                    assert sender.addresses[0].endswith(f"#{name}")
+                    receiving = receiver.receive(room, sender.addresses, [page], tokens=PAGE)
                     sender.send(room, [page], tokens=PAGE)
                     checks.append((receiving, source, destination, page))
             for receiving, source, destination, page in checks:

@@ -20,7 +20,7 @@ def main(role: str, socket_path: str, room: str, *prefill: str) -> None:
     if role == "prefill":
         client = PrefillClient(socket_path, cache, instance="holder")
         client.send(int(room), np.arange(1, 3), tokens=4 * PAGE, last=False)
-        print(f"{client.addresses[0]}#holder", flush=True)
+        print(client.addresses[0], flush=True)
     else:
         decode = DecodeClient(socket_path, cache, instance="holder")
         decode.receive(int(room), prefill[0], np.arange(1, 5), tokens=4 * PAGE)

@@ -41,8 +41,7 @@ def test_defaults_are_those_of_the_limits(prefill_agent, prefill):
 
 def test_send_in_one_call(prefill_agent, prefill):
     sending = prefill.send(3, np.array([4, 2, 9]), tokens=11, aux=b"first token")
-    chunk = prefill_agent.next(SendChunk)
-    assert chunk.transfer == sending.slot
+    chunk = prefill_agent.next(OpenSend).chunk
     assert chunk.groups == {
         "full": GroupPages(first_token=0, encoding="i4", ids=np.array([4, 2, 9], "<i4").tobytes())
     }
@@ -81,7 +80,7 @@ def test_two_groups(tmp_path):
         PrefillClient(agent.socket_path, cache) as client,
     ):
         client.send(1, {"full": [1, 2, 3], "swa": Pages([7], 8)}, tokens=12)
-        groups = agent.next(SendChunk).groups
+        groups = agent.next(OpenSend).chunk.groups
         assert {name: group.first_token for name, group in groups.items()} == {"full": 0, "swa": 8}
         with pytest.raises(ConfigError, match="2 groups"):
             client.send(2, [1])
@@ -102,7 +101,7 @@ def test_fifteen_thousand_pages_cost_four_bytes_each(tmp_path):
         PrefillClient(agent.socket_path, cache) as client,
     ):
         client.send(1, ids)
-        group = agent.next(SendChunk).groups["full"]
+        group = agent.next(OpenSend).chunk.groups["full"]
         assert len(group.ids) == 60_000
         assert np.array_equal(unpack_ids(group.encoding, group.ids), ids)
     cache.shared.close()
@@ -144,10 +143,10 @@ def test_bad_chunks_are_refused_before_anything_is_sent(
     assert prefill_agent.count(SendChunk) == 0
 
 
-def test_send_in_one_call_gives_the_room_up_when_its_chunk_is_refused(prefill_agent, prefill):
+def test_send_in_one_call_opens_no_room_when_its_chunk_is_refused(prefill_agent, prefill):
     with pytest.raises(ConfigError, match="page id 0"):
         prefill.send(9, [0])
-    assert prefill_agent.next(AbortTransfer).reason == "its first chunk was refused"
+    assert prefill_agent.count(OpenSend) == 0
 
 
 def test_event_is_waited_for_before_the_chunk_leaves(prefill_agent, prefill):
@@ -206,7 +205,8 @@ def test_refused_open_raises_the_layout_mismatch(prefill_agent, prefill):
 
 def test_chunk_refused_by_the_agent_ends_the_transfer(prefill_agent, prefill):
     prefill_agent.on[SendChunk] = refuse_with(ConfigError("pages end at 4, tokens=9"))
-    sending = prefill.send(1, [1], tokens=9, last=False)
+    sending = prefill.open(1)
+    sending.send([1], tokens=9, last=False)
     # The agent's no comes later than the call; the client gives the transfer up then.
     with pytest.raises(TimeoutError):
         sending.wait(0.1)

@@ -186,7 +186,7 @@ def test_a_mismatch_is_the_same_error_on_both_sides(send_first):
     assert at_prefill.state is State.FAILED
     assert str(at_prefill.last.error) == str(receiving.error)
     assert str(receiving.error).startswith(
-        "PD KV layout mismatch on the whole-envelope path: prefill has 1 KV region(s) with item_lens="
+        "PD KV layout mismatch on the whole-envelope path: prefill has 1 KV region(s) with "
     )
     assert all(
         np.array_equal(a, b) for a, b in zip(pair.before, pair.decode.memory[0], strict=True)
