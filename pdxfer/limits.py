@@ -35,6 +35,8 @@ CONTROL_RECONNECT_MS: Final = 50
 """ZMQ_RECONNECT_IVL: first wait before connecting again; doubles."""
 CONTROL_RECONNECT_MAX_MS: Final = 1_000
 """ZMQ_RECONNECT_IVL_MAX."""
+CONTROL_REFUSED_RETRY_S: Final = 5.0
+"""A link whose handshake or session was refused tries again after this."""
 CONTROL_HELLO_INTERVAL_S: Final = 0.5
 """An unanswered `Hello` is repeated after this."""
 CONTROL_BLOCKED_RETRY_S: Final = 0.05

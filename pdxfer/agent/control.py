@@ -5,6 +5,5 @@ A prefill agent has one `ControlServer`, a decode agent one `ControlLink` per pr
 
 from pdxfer.agent.control_link import ControlLink
 from pdxfer.agent.control_server import ControlServer
-from pdxfer.agent.control_socket import new_context
 
-__all__ = ["ControlLink", "ControlServer", "new_context"]
+__all__ = ["ControlLink", "ControlServer"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from typing import TYPE_CHECKING, Final
@@ -14,9 +15,9 @@ from pdxfer.agent.control_peer import Callbacks, Peer
 from pdxfer.agent.control_server import check_hello
 from pdxfer.agent.control_socket import (
     ROUTING_PREFIX,
+    SharedContext,
     Wakeup,
     join_address,
-    new_context,
     resolve,
     set_client_keys,
     set_limits,
@@ -37,7 +38,7 @@ from pdxfer.limits import (
     CONTROL_LINGER_MS,
     CONTROL_RECONNECT_MAX_MS,
     CONTROL_RECONNECT_MS,
-    LIVENESS_TIMEOUT_S,
+    CONTROL_REFUSED_RETRY_S,
 )
 from pdxfer.protocol.session import Belonging, Session, stale_answer
 from pdxfer.wire.codec import decode
@@ -73,8 +74,8 @@ class ControlLink:
     takes the first one's place at the prefill agent.
 
     Args:  incarnation: this agent's, 16 bytes. address: `tcp://host:port`. hello: what this agent
-           says of itself. keys: CURVE, None for a prefill agent without keys. context: shared by
-           the links of an agent; None makes one. The callbacks are those of `Callbacks`.
+           says of itself. keys: CURVE, None for a prefill agent without keys. The callbacks are
+           those of `Callbacks`.
     Threads:  all calls and callbacks on the loop that ran `start`.
     """
 
@@ -89,7 +90,6 @@ class ControlLink:
         on_session: Callable[[bytes, Hello], None],
         on_lost: Callable[[bytes, str], None],
         heartbeat: Callable[[bytes], Heartbeat] | None = None,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         self.incarnation = incarnation
         self.address = address
@@ -100,8 +100,6 @@ class ControlLink:
         self._callbacks = Callbacks(
             on_message, on_session, on_lost, heartbeat or (lambda _: Heartbeat())
         )
-        self._context = context
-        self._owns_context = context is None
         self._socket: zmq.Socket[bytes] | None = None
         self._refusal: PdxferError | None = None
         """Why the last attempt was refused; the next attempt waits."""
@@ -110,6 +108,8 @@ class ControlLink:
         self._ready: set[asyncio.Future[Hello]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_connected = False
+        self._retry: asyncio.TimerHandle | None = None
+        """Runs while the handshake is refused."""
 
     # -- life --------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -120,9 +120,7 @@ class ControlLink:
         self._loop = asyncio.get_running_loop()
         host, port = split_address(self.address, "prefill")
         numeric = await resolve(host, "prefill", self._loop)
-        if self._context is None:
-            self._context = new_context()
-        socket = self._socket = self._context.socket(zmq.DEALER)
+        socket = self._socket = SharedContext.take().socket(zmq.DEALER)
         set_limits(socket)
         socket.setsockopt(zmq.ROUTING_ID, ROUTING_PREFIX + self.incarnation)
         # IMMEDIATE=1 drops received messages when the connection breaks before they are read;
@@ -139,7 +137,8 @@ class ControlLink:
         self._wakeup = Wakeup(self._loop, socket, self._read)
         self._begin()
         # by name, so that a host that moves is found again when ZeroMQ connects anew
-        socket.connect(join_address(host, port))
+        self._endpoint = join_address(host, port)
+        socket.connect(self._endpoint)
 
     async def ready(self, timeout_s: float) -> Hello:
         """The peer's `Hello` once there is a session.
@@ -154,6 +153,8 @@ class ControlLink:
             return self.remote
         if self._refusal is not None:
             self._begin()
+        if self._retry is not None:
+            self._connect_anew()
         waiter: asyncio.Future[Hello] = self._loop.create_future()
         self._ready.add(waiter)
         try:
@@ -174,19 +175,21 @@ class ControlLink:
             return
         if self.remote is not None:
             self._peer.send(Bye(reason=reason))
+        socket, self._socket = self._socket, None  # from here on nothing begins anew
         self.remote = None
         self._peer.end("closed here")
         self._settle_waiters(PeerError(f"link to {self.address} was closed"))
-        if self._timer is not None:
-            self._timer.cancel()
-        socket, self._socket = self._socket, None
+        for timer in (self._timer, self._retry):
+            if timer is not None:
+                timer.cancel()
         self._wakeup.close()
         self._monitor_wakeup.close()
         socket.disable_monitor()
         self._monitor.close(0)
         socket.close(CONTROL_LINGER_MS)
-        if self._owns_context and self._context is not None:
-            await self._loop.run_in_executor(None, self._context.term)
+        context = SharedContext.give_back()
+        if context is not None:
+            await self._loop.run_in_executor(None, context.term)
 
     @property
     def peer(self) -> bytes:
@@ -274,7 +277,7 @@ class ControlLink:
         self._problem = str(error)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(LIVENESS_TIMEOUT_S, self._say_hello)
+        self._timer = self._loop.call_later(CONTROL_REFUSED_RETRY_S, self._say_hello)
         self._settle_waiters(error)
 
     def _settle_waiters(self, result: Hello | PdxferError) -> None:
@@ -367,6 +370,9 @@ class ControlLink:
             case zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._problem = "connected, but it did not answer Hello"
                 self._is_connected = True
+                if self._retry is not None:
+                    self._retry.cancel()
+                    self._retry = None
                 self._say_hello()
                 if self.remote is not None:
                     self._peer.restart()
@@ -377,6 +383,7 @@ class ControlLink:
                     f"the prefill agent's allow-list (status {value}); add its .pub file there"
                 )
                 self._problem = str(error)
+                self._connect_later()
                 self._settle_waiters(error)
             case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
                 remedy = (
@@ -386,6 +393,7 @@ class ControlLink:
                     else "it may require keys (`pdxfer keygen`), and none are configured here"
                 )
                 self._problem = f"{secured} refused by {self.address}: {remedy}"
+                self._connect_later()
             case zmq.Event.CONNECT_RETRIED if "refused" not in self._problem:
                 self._problem = "nothing accepts connections there"
             case zmq.Event.DISCONNECTED:
@@ -394,6 +402,21 @@ class ControlLink:
                     self._problem = "the connection broke"
             case _:
                 pass
+
+    def _connect_later(self) -> None:
+        """Try again after a refused handshake; ZeroMQ itself gives such an address up."""
+        if self._retry is None:
+            self._retry = self._loop.call_later(CONTROL_REFUSED_RETRY_S, self._connect_anew)
+
+    def _connect_anew(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self._socket is None:
+            return
+        with contextlib.suppress(zmq.ZMQError):  # it has given the address up
+            self._socket.disconnect(self._endpoint)
+        self._socket.connect(self._endpoint)
 
 
 def _wire_error(reject: Reject) -> WireError:

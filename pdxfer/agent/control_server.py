@@ -93,8 +93,7 @@ class ControlServer:
         """Bind; returns the address for decode agents.
 
         Raises:  ResourceError when the address cannot be bound; ConfigError when it is open to
-                 others without keys.
-                 Nothing is left open then.
+                 others without keys. Nothing is left open then.
         """
         loop = asyncio.get_running_loop()
         host, port = split_address(self._bind, "bind")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket as sockets
+import threading
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -47,6 +48,36 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, CONTROL_SOCKETS_MAX)
     return context
+
+
+class SharedContext:
+    """One context for all links of a process, made by the first and ended after the last.
+
+    Each context costs two threads, and a decode agent has a link per prefill agent.
+    """
+
+    _context: zmq.Context[zmq.Socket[bytes]] | None = None
+    _users = 0
+    _lock = threading.Lock()
+
+    @classmethod
+    def take(cls) -> zmq.Context[zmq.Socket[bytes]]:
+        """The context; `give_back` it once. Any thread."""
+        with cls._lock:
+            if cls._context is None:
+                cls._context = new_context()
+            cls._users += 1
+            return cls._context
+
+    @classmethod
+    def give_back(cls) -> zmq.Context[zmq.Socket[bytes]] | None:
+        """The context after its last user, else None; the caller ends it with `term`."""
+        with cls._lock:
+            cls._users -= 1
+            if cls._users:
+                return None
+            context, cls._context = cls._context, None
+            return context
 
 
 def set_limits(socket: zmq.Socket[bytes]) -> None:

@@ -66,9 +66,12 @@ class Server(Recorder):
         super().__init__()
         self.incarnation = incarnation or os.urandom(16)
         self.hello = Hello(version=version, role="prefill")
+        self.refusal: Exception | None = None
         self.control = ControlServer(self.incarnation, bind, **settings, **self.callbacks)
 
     def on_session(self, peer, hello) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         super().on_session(peer, hello)
         self.control.send(peer, self.hello)
 
@@ -102,7 +105,7 @@ class Link(Recorder):
 async def until(condition, timeout_s: float = TIMEOUT_S) -> None:
     """Wait until `condition()`; the deadline fails the test."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 what it waits for has no event
             await asyncio.sleep(0.005)
 
 
@@ -171,9 +174,10 @@ class RawPeer:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(
-            zmq.ROUTING_ID, b"P" + self.incarnation if routing_id is None else routing_id
-        )
+        if routing_id is None:
+            routing_id = b"P" + self.incarnation
+        if routing_id:
+            self.socket.setsockopt(zmq.ROUTING_ID, routing_id)
         if keys is not None:
             self.socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.pair.public)
             self.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.pair.secret)
@@ -213,6 +217,9 @@ class RawPeer:
         assert found is not None
         return found
 
-    def close(self) -> None:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self.socket.close()
         self._context.term()

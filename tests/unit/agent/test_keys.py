@@ -1,0 +1,150 @@
+"""CURVE key files: how they are made, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+import zmq
+
+from pdxfer.agent.keys import AllowList, generate, load_client_keys, load_pair, load_server_keys
+from pdxfer.errors import ConfigError
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_pair_is_two_files_of_one_line(tmp_path):
+    directory = tmp_path / "keys"
+    secret, public = generate(directory, "prefill")
+    assert (secret.name, public.name) == ("prefill.key", "prefill.pub")
+    assert mode(secret) == 0o600
+    assert mode(directory) == 0o700
+    tag, key, name = public.read_text().split()
+    assert (tag, name, len(key)) == ("pdxfer-curve-public", "prefill", 40)
+    pair = load_pair(secret)
+    assert pair.public == key.encode() == zmq.curve_public(pair.secret)
+    assert pair.secret.decode() not in repr(pair)
+
+
+def test_the_mode_does_not_depend_on_the_umask(tmp_path):
+    old = os.umask(0)
+    try:
+        assert mode(generate(tmp_path, "a")[0]) == 0o600
+    finally:
+        os.umask(old)
+
+
+def test_keys_are_never_overwritten(tmp_path):
+    secret, public = generate(tmp_path, "a")
+    before = secret.read_text(), public.read_text()
+    with pytest.raises(ConfigError, match=r"a\.key exists"):
+        generate(tmp_path, "a")
+    assert (secret.read_text(), public.read_text()) == before
+    secret.unlink()
+    with pytest.raises(ConfigError, match=r"a\.pub exists"):
+        generate(tmp_path, "a")
+    assert not secret.exists()  # no half of a pair is left
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "two words", "a\nb"])
+def test_a_name_that_is_no_file_name_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="key name"):
+        generate(tmp_path, name)
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="key file"):
+        generate(tmp_path / "file" / "sub", "a")
+
+
+@pytest.mark.parametrize("others", [0o640, 0o604, 0o644, 0o660])
+def test_a_secret_that_others_can_read_is_refused(tmp_path, others):
+    secret, _ = generate(tmp_path, "a")
+    secret.chmod(others)
+    with pytest.raises(ConfigError, match=f"mode 0{others:o} .*chmod 600"):
+        load_pair(secret)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "0 keys, expected 1"),
+        ("# a comment\n\n", "0 keys"),
+        ("pdxfer-curve-secret", "40 characters"),
+        ("pdxfer-curve-secret short", "40 characters"),
+        ("pdxfer-curve-secret " + "~" * 40, "40 characters"),
+        ("pdxfer-curve-public " + "a" * 40 + " x", "other file of the pair"),
+        ("-----BEGIN", "does not start with 'pdxfer-curve-secret'"),
+        ("pdxfer-curve-secret " + "a" * 40 + "\n" + "pdxfer-curve-secret " + "b" * 40, "2 keys"),
+        ("\u00e9", "not a text file of keys"),
+    ],
+)
+def test_a_file_that_is_no_secret_is_refused(tmp_path, content, text):
+    file = tmp_path / "bad.key"
+    file.write_text(content, encoding="utf-8")
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match=text):
+        load_pair(file)
+
+
+def test_missing_files_are_named_with_the_remedy(tmp_path):
+    secret, _ = generate(tmp_path, "a")
+    missing = tmp_path / "missing"
+    for call in (
+        lambda: load_pair(missing),
+        lambda: load_client_keys(secret, missing),
+        lambda: load_server_keys(secret, missing),
+        lambda: AllowList(missing),
+    ):
+        with pytest.raises(ConfigError, match=r"missing: No such file.*pdxfer keygen"):
+            call()
+
+
+def test_client_keys_pin_the_server(tmp_path):
+    secret, _ = generate(tmp_path, "decode")
+    server_secret, server_public = generate(tmp_path, "prefill")
+    keys = load_client_keys(secret, server_public)
+    assert keys.server_public == load_pair(server_secret).public
+    with pytest.raises(ConfigError, match="other file of the pair"):
+        load_client_keys(secret, server_secret)
+
+
+def test_an_allow_list_is_a_directory_or_a_file(tmp_path):
+    secret, _ = generate(tmp_path, "server")
+    directory = tmp_path / "allowed"
+    _, one = generate(directory, "one")
+    _, two = generate(directory, "two")
+    file = tmp_path / "clients"
+    file.write_text("# our nodes\n" + one.read_text() + "\n" + two.read_text())
+    for path in (directory, file):
+        keys = load_server_keys(secret, path)
+        assert len(keys.allowed) == 2
+        assert keys.allowed.name_of(one.read_text().split()[1].encode()) == "one"
+        assert keys.allowed.name_of(b"x" * 40) is None
+
+
+def test_an_allow_list_follows_its_files(tmp_path):
+    directory = tmp_path / "allowed"
+    _, one = generate(directory, "one")
+    key = one.read_text().split()[1].encode()
+    allowed = AllowList(directory)
+    one.unlink()
+    assert allowed.name_of(key) is None
+    (directory / "other.pub").write_text(f"pdxfer-curve-public {key.decode()}\n")
+    assert allowed.name_of(key) == "other"
+
+
+def test_an_allow_list_that_breaks_lets_nobody_in(tmp_path, caplog):
+    file = tmp_path / "clients"
+    _, one = generate(tmp_path, "one")
+    file.write_bytes(one.read_bytes())
+    key = one.read_text().split()[1].encode()
+    allowed = AllowList(file)
+    assert allowed.name_of(key) == "one"
+    file.write_text("broken line\n")
+    assert allowed.name_of(key) is None
+    assert "nobody may connect" in caplog.text
