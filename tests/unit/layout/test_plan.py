@@ -174,6 +174,11 @@ class TestBatches:
         assert sorted(got.runs[:, 4].tolist()) == [128, 128, 256, 256]
         assert got.splits.tolist() == [0, 4]
 
+    def test_a_run_never_grows_into_the_next_batch(self):
+        got = self.batches(plan(PAGE, PAGE), [1, 3, 4, 6], batch_bytes=2 * 768)
+        assert got.runs[:, 1].tolist() == [768, 3 * 768, 4 * 768, 6 * 768]
+        assert got.splits.tolist() == [0, 2, 4]
+
     def test_nothing_to_do_is_no_batch(self):
         got = self.batches(plan(PAGE, PAGE), [])
         assert got.splits.tolist() == [0]
