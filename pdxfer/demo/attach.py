@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pdxfer.demo.model import DemoModel
     from pdxfer.demo.options import WorkerOptions
+    from pdxfer.embedded import EmbeddedAgent
     from pdxfer.layout import KVLayout
     from pdxfer.memory import MemoryRange
 
