@@ -10,9 +10,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pdxfer.errors import PeerError, ProtocolError
+from pdxfer.errors import ConfigError, PeerError, ProtocolError
 from pdxfer.limits import CONTROL_BLOCKED_RETRY_S, HEARTBEAT_INTERVAL_S, LIVENESS_TIMEOUT_S
 from pdxfer.wire.messages import Bye, Heartbeat, Hello, Message, Reject
+from pdxfer.wire.version import check_version
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+INTERNAL_ERROR = PeerError("internal error of the peer; its log has the details").to_wire()
+"""What a peer is told where a callback failed by a bug."""
+
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
@@ -33,7 +37,7 @@ class Callbacks:
     """Every message but `Hello`, `Bye` and `StaleSession`: once, in order. A `ProtocolError` that
     it raises ends the session, and the peer is told its text."""
     on_session: Callable[[bytes, Hello], None]
-    """A peer's life begins. A `PdxferError` that it raises refuses the session with that error."""
+    """A peer's session begins. A `PdxferError` that it raises refuses it with that error."""
     on_lost: Callable[[bytes, str], None]
     """That life is over for this channel, with the reason; after it `send` to that peer raises."""
     heartbeat: Callable[[bytes], Heartbeat]
@@ -157,8 +161,7 @@ class Peer:
             self.refuse(error.to_wire())
         except Exception:
             log.exception("control callback failed", extra={"peer": self.incarnation.hex()})
-            failure = PeerError("internal error of the peer; its log has the details")
-            self.refuse(failure.to_wire())
+            self.refuse(INTERNAL_ERROR)
         if isinstance(message, Reject):
             self.rejection = message
             self.end(f"the peer refused the session: {message.text}")
@@ -168,7 +171,7 @@ class Peer:
         """End the session with `Reject`: the peer sent or is what it may not."""
         if self._end is None:
             if self.session.remote is not None:
-                self.send(Reject(code=error["code"], text=error["text"], fields=error["fields"]))
+                self.send(Reject(**error))
             self.end(error["text"])
 
     def end(self, reason: str, *, soon: bool = False) -> None:
@@ -224,3 +227,17 @@ class Peer:
             if not self._queue:
                 self.send(self._callbacks.heartbeat(self.incarnation))
         self.settle()
+
+
+def check_hello(hello: Hello, role: str) -> None:
+    """Refuse a peer of another version or of the same role.
+
+    Raises:  PeerError, ConfigError.
+    """
+    check_version(hello)
+    if hello.role != role:
+        raise ConfigError(
+            f"role: expected a {role} agent at the other end, found {hello.role!r}; a decode agent "
+            "connects to a prefill agent",
+            fields={"role": f"expected={role}, found={hello.role}"},
+        )

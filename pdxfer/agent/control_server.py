@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from pdxfer.agent.control_peer import Callbacks, Peer
+from pdxfer.agent.control_peer import INTERNAL_ERROR, Callbacks, Peer, check_hello
 from pdxfer.agent.control_socket import (
     ROUTING_PREFIX,
     Authenticator,
@@ -34,7 +34,6 @@ from pdxfer.limits import (
 from pdxfer.protocol.session import Belonging, Session, stale_answer
 from pdxfer.wire.codec import INCARNATION_BYTES, decode
 from pdxfer.wire.messages import Bye, Heartbeat, Hello, Message, StaleSession
-from pdxfer.wire.version import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -273,12 +272,7 @@ class ControlServer:
         )
         try:
             check_hello(hello, "decode")
-            if len(self._peers) >= CONTROL_SESSIONS_MAX:
-                raise ResourceError(
-                    f"{len(self._peers)} decode agents are connected, at most "
-                    f"{CONTROL_SESSIONS_MAX} (CONTROL_SESSIONS_MAX)",
-                    retryable=True,
-                )
+            self._check_room()
             self._peers[source] = peer
             peer.take(envelope)
             self._callbacks.on_session(source, hello)
@@ -287,8 +281,20 @@ class ControlServer:
             self._peers.pop(source, None)
             peer.refuse(error.to_wire())
             return None
+        except Exception:
+            log.exception("control callback failed", extra={"peer": source.hex()})
+            peer.refuse(INTERNAL_ERROR)
+            return None
         peer.arm()
         return peer
+
+    def _check_room(self) -> None:
+        if len(self._peers) >= CONTROL_SESSIONS_MAX:
+            raise ResourceError(
+                f"{len(self._peers)} decode agents are connected, at most {CONTROL_SESSIONS_MAX} "
+                "(CONTROL_SESSIONS_MAX)",
+                retryable=True,
+            )
 
     def _ended(self, peer: Peer, reason: str) -> None:
         """A session is over: forget it, then tell the owner, unless it never was one."""
@@ -321,17 +327,3 @@ def _decode_from(source: bytes, data: bytes) -> Envelope:
     if envelope.source != source:
         raise RemoteProtocolError("Envelope: field $.source is not that of the routing id")
     return envelope
-
-
-def check_hello(hello: Hello, role: str) -> None:
-    """Refuse a peer of another version or of the same role.
-
-    Raises:  PeerError, ConfigError.
-    """
-    check_version(hello)
-    if hello.role != role:
-        raise ConfigError(
-            f"role: expected a {role} agent at the other end, found {hello.role!r}; a decode agent "
-            "connects to a prefill agent",
-            fields={"role": f"expected={role}, found={hello.role}"},
-        )

@@ -211,12 +211,14 @@ class LaneFailed(Message, frozen=True, kw_only=True, tag="lane_failed"):
 
 
 class Reject(Message, frozen=True, kw_only=True, tag="reject"):
-    """The whole session is refused: version, lanes or keys do not fit."""
+    """The whole session is refused, or ended for what its peer sent."""
 
     code: str
     """Wire code of the error class."""
     text: str
     """Exact text of the error."""
+    retryable: bool = False
+    """Whether the same may succeed later without any change."""
     fields: dict[str, str] = {}
     """What differs: name to both values."""
 

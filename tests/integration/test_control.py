@@ -346,6 +346,23 @@ def test_two_agents_of_one_role_are_refused(run):
     run(scenario())
 
 
+def test_more_sessions_than_the_limit_are_refused_for_now(run, monkeypatch):
+    monkeypatch.setattr("pdxfer.agent.control_server.CONTROL_SESSIONS_MAX", 1)
+
+    async def scenario():
+        async with Server() as server, Link(server.address) as first:
+            await first.control.ready(5)
+            async with Link(server.address) as second:
+                with pytest.raises(ResourceError, match="CONTROL_SESSIONS_MAX") as raised:
+                    await second.control.ready(5)
+                assert raised.value.retryable
+                await first.control.close()
+                await until(lambda: not server.control.peers)
+                await second.control.ready(5)
+
+    run(scenario())
+
+
 def test_an_owner_can_refuse_a_session_with_its_own_error(run):
     async def scenario():
         error = LayoutMismatchError("no lane in common", fields={"lanes": "prefill=a, decode=b"})
@@ -393,6 +410,21 @@ def test_what_the_owner_raises_ends_that_session_only(run, failure, expected, ca
 
     run(scenario())
     assert ("a bug" in caplog.text) == isinstance(failure, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("side", ["server", "link"])
+def test_a_bug_in_on_session_ends_that_session_only(run, side, caplog):
+    async def scenario():
+        async with Server() as server, Link(server.address) as link:
+            failing = server if side == "server" else link
+            failing.refusal = ZeroDivisionError("a bug")
+            with pytest.raises(PeerError, match="internal error of the peer"):
+                await link.control.ready(5)
+            failing.refusal = None
+            await link.control.ready(5)
+
+    run(scenario())
+    assert "a bug" in caplog.text
 
 
 def test_junk_does_no_harm(run):
@@ -514,13 +546,14 @@ def test_an_ipv6_address_serves(run):
 def test_limits_are_set_on_both_sockets(run):
     async def scenario():
         async with Server() as server, Link(server.address) as link:
-            for socket in (server.control._socket, link.control._socket):
+            dealer = link.control._connection._socket
+            for socket in (server.control._socket, dealer):
                 assert socket.getsockopt(zmq.SNDHWM) == 16_384
                 assert socket.getsockopt(zmq.RCVHWM) == 16_384
                 assert socket.getsockopt(zmq.MAXMSGSIZE) == CONTROL_MESSAGE_BYTES_MAX
                 assert socket.getsockopt(zmq.LINGER) == 1_000
                 assert socket.getsockopt(zmq.HEARTBEAT_IVL) == 1_000
                 assert socket.getsockopt(zmq.HEARTBEAT_TIMEOUT) == 5_000
-            assert link.control._socket.getsockopt(zmq.ROUTING_ID) == b"P" + link.incarnation
+            assert dealer.getsockopt(zmq.ROUTING_ID) == b"P" + link.incarnation
 
     run(scenario())

@@ -167,6 +167,22 @@ def test_a_routing_id_belongs_to_the_key_it_first_came_with(run, keys):
     run(scenario())
 
 
+def test_the_oldest_idle_binding_of_a_key_is_forgotten_first(run, keys, monkeypatch):
+    monkeypatch.setattr("pdxfer.agent.control_server.CONTROL_BOUND_KEYS_MAX", 2)
+
+    async def scenario():
+        async with Server(keys=keys.server) as server:
+            async with Link(server.address, keys=keys.one) as kept:
+                await kept.control.ready(5)
+                for _ in range(3):
+                    async with Link(server.address, keys=keys.two) as link:
+                        await link.control.ready(5)
+                assert len(server.control._key_of) == 2
+                assert kept.incarnation in server.control._key_of
+
+    run(scenario())
+
+
 def test_a_stranger_with_keys_of_its_own_gets_no_answer(run, keys):
     async def scenario():
         async with Server(keys=keys.server) as server:

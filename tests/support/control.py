@@ -26,6 +26,7 @@ class Recorder:
         self.messages: list[tuple[bytes, object]] = []
         self.events: list[tuple[str, bytes, object]] = []
         self.heartbeats: list[Heartbeat] = []
+        self.refusal: Exception | None = None
         self.hook = lambda message: None
         """What a test does at each message."""
 
@@ -37,6 +38,8 @@ class Recorder:
             self.hook(message)
 
     def on_session(self, peer, hello) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.events.append(("session", peer, hello))
 
     def on_lost(self, peer, reason) -> None:
@@ -66,12 +69,9 @@ class Server(Recorder):
         super().__init__()
         self.incarnation = incarnation or os.urandom(16)
         self.hello = Hello(version=version, role="prefill")
-        self.refusal: Exception | None = None
         self.control = ControlServer(self.incarnation, bind, **settings, **self.callbacks)
 
     def on_session(self, peer, hello) -> None:
-        if self.refusal is not None:
-            raise self.refusal
         super().on_session(peer, hello)
         self.control.send(peer, self.hello)
 
