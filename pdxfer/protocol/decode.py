@@ -306,7 +306,12 @@ class DecodeMachine:
             return
         ranges = {name: (r.first, r.end) for name, r in message.ranges.items()}
         layers = None if message.layers is None else tuple(message.layers)
-        planned = debt.plan.length_bytes(ranges, layers=layers) if debt.plan is not None else 0
+        try:
+            planned = debt.plan.length_bytes(ranges, layers=layers) if debt.plan is not None else 0
+        except ConfigError as error:
+            text = f"chunk {message.number} of room {receiving.room}: {error}"
+            self._fail(receiving, RemoteProtocolError(text), now)
+            return
         if planned != message.length_bytes:
             text = (
                 f"chunk {message.number} of room {receiving.room} announces "

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pdxfer.errors import LayoutMismatchError, PdxferError, RemoteProtocolError
+from pdxfer.errors import ConfigError, LayoutMismatchError, PdxferError, RemoteProtocolError
 from pdxfer.layout import KVLayout, Plan, Rank, Side, check_pair, cover, plan
 from pdxfer.wire.messages import RankInfo, RegionInfo, WorkerInfo
 
@@ -35,6 +35,7 @@ class Worker:
             attention_tp=self.rank.tp_size,
             relayout=self.relayout,
             ignore_parts=self.ignore_parts,
+            all_layers=self.rank.pp_size == 1,
         )
 
     def info(self) -> WorkerInfo:
@@ -140,18 +141,27 @@ def judge(sources: Mapping[Key, Worker], destination: Worker) -> dict[Key, Pair]
     try:
         for _, source in ordered:
             check_pair(source.side, destination.side)
+        ignore = {
+            part for worker in (*sources.values(), destination) for part in worker.ignore_parts
+        }
         owned = cover(
             [(source.rank, source.layout) for _, source in ordered],
             (destination.rank, destination.layout),
+            ignore_parts=ignore,
         )
         verdicts: dict[Key, Pair] = {}
         for (key, source), part in zip(ordered, owned, strict=True):
             if part.empty:
                 verdicts[key] = Pair(plan=None, error=None, owes=False)
                 continue
-            ignore = tuple(sorted({*source.ignore_parts, *destination.ignore_parts}))
-            made = plan(source.layout, destination.layout, owned=part, ignore_parts=ignore)
+            made = plan(
+                source.layout, destination.layout, owned=part, ignore_parts=tuple(sorted(ignore))
+            )
             verdicts[key] = Pair(plan=made, error=None, owes=True)
     except LayoutMismatchError as error:
         return {key: Pair(plan=None, error=error, owes=False) for key, _ in ordered}
+    except ConfigError as error:
+        # Ranks that contradict each other: of different sizes, or one twice.
+        refusal = LayoutMismatchError(str(error), fields=error.fields)
+        return {key: Pair(plan=None, error=refusal, owes=False) for key, _ in ordered}
     return verdicts
