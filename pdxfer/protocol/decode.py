@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pdxfer import limits
 from pdxfer.errors import (
+    ConfigError,
     LayoutMismatchError,
     LocalProtocolError,
     PdxferError,

@@ -1,4 +1,4 @@
-"""One suite for every lane: what `pdxfer.fabric.base` promises, over memory, UCX tcp and UCX cma."""
+"""One suite for every lane: what `fabric.base` promises, over memory, UCX tcp and UCX cma."""
 
 from __future__ import annotations
 

@@ -166,9 +166,7 @@ def test_a_refusal_is_the_same_on_both_sides_and_the_daemons_go_on(tmp_path, sen
                 receiver.receive(5, sender.addresses[0], [1], tokens=PAGE)
             assert str(received.value) == text
             with pytest.raises(LayoutMismatchError) as sent:
-                if not send_first:
-                    sending = sender.send(5, [1], tokens=PAGE)
-                sending.wait(WAIT_S)
+                (sending if send_first else sender.send(5, [1], tokens=PAGE)).wait(WAIT_S)
             assert str(sent.value) == text
             assert all(map(np.array_equal, before, destination.regions))
         with workers(prefill, decode) as pair:
