@@ -1,0 +1,368 @@
+"""The UCX lanes between two processes: bytes, commits, and the death of either side.
+
+Run as a script, this file is the other process: `receive LANE BYTES` or `send LANE BYTES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pdxfer.errors import ConfigError, LocalProtocolError
+from pdxfer.fabric.base import (
+    Cancelled,
+    CommitArrived,
+    CommitSent,
+    PathClosed,
+    PathOpened,
+    Posted,
+    RemoteRegion,
+    SenderLost,
+)
+from pdxfer.fabric.ucx import UcxFabric
+from pdxfer.fabric.ucx_loader import ucx_available
+
+AVAILABLE, WHY = ucx_available()
+pytestmark = [
+    pytest.mark.ucx,
+    pytest.mark.skipif(not AVAILABLE, reason=WHY),
+]
+
+SENDER = b"P" * 16
+RECEIVER = b"D" * 16
+BYTES = 64 << 20
+PIECE = 32 << 10
+
+
+def fabric(lane, **settings):
+    return UcxFabric(lane, net_device="lo", **settings)
+
+
+def wait_for(lane_fabric, kind, seen, timeout_s=20.0, **fields):
+    """The first event of a kind with these fields; everything seen stays in `seen`."""
+    end = time.monotonic() + timeout_s
+    while True:
+        for event in seen:
+            if isinstance(event, kind) and all(
+                getattr(event, name) == value for name, value in fields.items()
+            ):
+                return event
+        assert time.monotonic() < end, f"no {kind.__name__} {fields} within {timeout_s} s: {seen}"
+        lane_fabric.wait(0.1)
+        seen += lane_fabric.drain()
+
+
+def shuffled(seed, length=PIECE, total=BYTES):
+    """Runs that put each piece somewhere else, and where each goes."""
+    count = total // length
+    order = np.random.default_rng(seed).permutation(count)
+    runs = np.zeros((count, 5), dtype=np.int64)
+    runs[:, 1] = np.arange(count) * length
+    runs[:, 3] = order * length
+    runs[:, 4] = length
+    return runs, order
+
+
+def random_bytes(seed, total=BYTES):
+    return np.random.default_rng(seed).integers(0, 256, size=total, dtype=np.uint8)
+
+
+def say(**fields):
+    print(json.dumps(fields), flush=True)
+
+
+def receive(lane):
+    """Child: a receiver that tells the digest of its memory at each commit."""
+    memory = np.zeros(BYTES, dtype=np.uint8)
+    lane_fabric = fabric(lane)
+    region = lane_fabric.register(memory.ctypes.data, BYTES, memory)
+    say(
+        address=lane_fabric.open_receiver(SENDER).hex(),
+        base=region.address,
+        rkey=region.rkey.hex(),
+    )
+    lane_fabric.watch_sender(SENDER, bytes.fromhex(json.loads(sys.stdin.readline())["address"]))
+    while True:
+        lane_fabric.wait(1.0)
+        for event in lane_fabric.drain():
+            if isinstance(event, CommitArrived):
+                say(payload=event.payload.hex(), digest=hashlib.sha256(memory).hexdigest())
+            if isinstance(event, SenderLost):
+                say(lost=event.error)
+
+
+def send(lane):
+    """Child: a sender that writes until it is killed."""
+    source = random_bytes(1)
+    lane_fabric = fabric(lane)
+    region = lane_fabric.register(source.ctypes.data, BYTES, source)
+    say(address=lane_fabric.send_address().hex())
+    told = json.loads(sys.stdin.readline())
+    path = lane_fabric.connect(RECEIVER, bytes.fromhex(told["address"]), 10.0)
+    seen = []
+    wait_for(lane_fabric, PathOpened, seen, error="")
+    remote = [RemoteRegion(told["base"], BYTES, bytes.fromhex(told["rkey"]))]
+    generation = 1
+    while True:
+        runs, _ = shuffled(generation)
+        ticket = path.post(generation, runs, np.array([0, len(runs)]), [region], remote)[0]
+        wait_for(lane_fabric, Posted, seen, ticket=ticket)
+        say(posted=generation)
+        generation += 1
+
+
+class Child:
+    """The other process."""
+
+    def __init__(self, role, lane):
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, role, lane],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        assert line, f"the child ended: {self.process.poll()}"
+        return json.loads(line)
+
+    def tell(self, **fields):
+        self.process.stdin.write(json.dumps(fields) + "\n")
+        self.process.stdin.flush()
+
+    def kill(self):
+        assert self.process.poll() is None
+        self.process.send_signal(signal.SIGKILL)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def child():
+    children = []
+
+    def start(role, lane):
+        children.append(Child(role, lane))
+        return children[-1]
+
+    yield start
+    for each in children:
+        each.close()
+
+
+@pytest.fixture
+def start_fabric():
+    made = []
+
+    def start(lane, **settings):
+        made.append(fabric(lane, **settings))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close(5.0)
+
+
+class Sender:
+    """This process as the sender to a receiving child."""
+
+    def __init__(self, lane_fabric, child, seed=1):
+        self.fabric = lane_fabric
+        self.seen = []
+        self.source = random_bytes(seed)
+        self.region = lane_fabric.register(self.source.ctypes.data, BYTES, self.source)
+        told = child.hear()
+        self.remote = [RemoteRegion(told["base"], BYTES, bytes.fromhex(told["rkey"]))]
+        self.path = lane_fabric.connect(RECEIVER, bytes.fromhex(told["address"]), 10.0)
+        self.opened = self.wait(PathOpened, error="")
+        child.tell(address=lane_fabric.send_address().hex())
+
+    def wait(self, kind, timeout_s=20.0, **fields):
+        return wait_for(self.fabric, kind, self.seen, timeout_s, **fields)
+
+    def post(self, generation, runs, batches=1):
+        splits = np.linspace(0, len(runs), batches + 1).astype(np.int64)
+        return self.path.post(generation, runs, splits, [self.region], self.remote)
+
+
+lanes = pytest.mark.parametrize("lane", ["tcp", "cma"])
+
+
+@lanes
+def test_bytes_land_before_their_commit(lane, child, start_fabric):
+    other = child("receive", lane)
+    sender = Sender(start_fabric(lane), other)
+    assert ("cma/memory" in sender.opened.transports) == (lane == "cma")
+    expected = np.zeros(BYTES, dtype=np.uint8)
+    for generation in (1, 2):
+        runs, order = shuffled(generation)
+        tickets = sender.post(generation, runs, batches=4)
+        commit = sender.path.commit(generation, f"payload {generation}".encode())
+        told = other.hear()
+        expected.reshape(-1, PIECE)[order] = sender.source.reshape(-1, PIECE)
+        assert bytes.fromhex(told["payload"]) == f"payload {generation}".encode()
+        assert told["digest"] == hashlib.sha256(expected).hexdigest()
+        posted = [sender.wait(Posted, ticket=ticket) for ticket in tickets]
+        assert [event.error for event in posted] == [""] * 4
+        assert sum(event.length_bytes for event in posted) == BYTES
+        assert sum(event.runs for event in posted) == len(runs)
+        assert sender.wait(CommitSent, ticket=commit).error == ""
+    sender.path.cancel(3)
+    assert sender.wait(Cancelled).generation == 3
+    sender.path.close()
+    closed = sender.wait(PathClosed)
+    assert closed.drained
+    with pytest.raises(LocalProtocolError, match="is closed"):
+        sender.post(4, runs)
+
+
+@lanes
+def test_a_killed_receiver_fails_every_batch_at_once(lane, child, start_fabric):
+    other = child("receive", lane)
+    sender = Sender(start_fabric(lane), other)
+    runs, _ = shuffled(1)
+    tickets = [ticket for i in range(8) for ticket in sender.post(1 + i, runs, batches=4)]
+    commit = sender.path.commit(8, b"never")
+    sender.wait(Posted, ticket=tickets[0])
+    other.kill()
+    closed = sender.wait(PathClosed, timeout_s=5.0)
+    assert closed.error
+    assert closed.drained == (lane == "cma")
+    assert {event.ticket for event in sender.seen if isinstance(event, Posted)} == set(tickets)
+    assert sender.wait(Posted, ticket=tickets[-1]).error
+    assert sender.wait(CommitSent, ticket=commit).error
+
+
+@lanes
+def test_a_killed_sender_is_lost_and_on_tcp_silent(lane, child, start_fabric):
+    other = child("send", lane)
+    receiver = start_fabric(lane)
+    memory = np.zeros(BYTES, dtype=np.uint8)
+    region = receiver.register(memory.ctypes.data, BYTES, memory)
+    address = other.hear()["address"]
+    other.tell(
+        address=receiver.open_receiver(SENDER).hex(), base=region.address, rkey=region.rkey.hex()
+    )
+    receiver.watch_sender(SENDER, bytes.fromhex(address))
+    assert other.hear() == {"posted": 1}
+    other.kill()
+    lost = wait_for(receiver, SenderLost, [], timeout_s=5.0)
+    assert (lost.peer, bool(lost.error)) == (SENDER, True)
+    if receiver.capabilities.handler_proves_silence:
+        after = memory.copy()
+        assert not receiver.wait(0.5)
+        assert np.array_equal(after, memory)
+    # The sender's next life gets a worker of its own; this one's is gone.
+    with pytest.raises(LocalProtocolError, match="no receive worker"):
+        receiver.watch_sender(SENDER, bytes.fromhex(address))
+    assert receiver.open_receiver(SENDER)
+    receiver.close_receiver(SENDER)
+    receiver.close_receiver(SENDER)
+
+
+def test_a_run_outside_its_region_posts_nothing(child, start_fabric):
+    sender = Sender(start_fabric("tcp"), child("receive", "tcp"))
+    runs, _ = shuffled(1)
+    runs[-1, 3] = BYTES - PIECE + 1
+    text = f"run {len(runs) - 1}: destination offset {BYTES - PIECE + 1} and length {PIECE} leave"
+    with pytest.raises(LocalProtocolError, match=text):
+        sender.post(1, runs)
+    assert not sender.fabric.wait(0.1)
+    runs[-1, 3] = BYTES - PIECE
+    assert sender.wait(Posted, ticket=sender.post(1, runs)[0]).error == ""
+
+
+def test_memory_is_kept_until_nothing_reads_from_it(child, start_fabric):
+    class Owner:
+        """Stands for a mapping."""
+
+    sender = Sender(start_fabric("tcp"), child("receive", "tcp"))
+    owner = Owner()
+    gone = weakref.ref(owner)
+    region = sender.fabric.register(sender.source.ctypes.data, BYTES, owner)
+    del owner
+    runs, _ = shuffled(1)
+    ticket = sender.path.post(1, runs, np.array([0, len(runs)]), [region], sender.remote)[0]
+    sender.fabric.deregister(region)
+    assert gone() is not None
+    assert sender.wait(Posted, ticket=ticket).error == ""
+    end = time.monotonic() + 5.0
+    while gone() is not None and time.monotonic() < end:
+        sender.fabric.wait(0.1)
+        sender.fabric.drain()
+        gc.collect()
+    assert gone() is None
+
+
+async def test_the_descriptor_wakes_a_loop(start_fabric):
+    sender, receiver = start_fabric("tcp"), start_fabric("tcp")
+    loop = asyncio.get_running_loop()
+    events: asyncio.Queue = asyncio.Queue()
+    for each in (sender, receiver):
+        loop.add_reader(each.fileno(), lambda each=each: [*map(events.put_nowait, each.drain())])
+    try:
+        path = sender.connect(RECEIVER, receiver.open_receiver(SENDER), 5.0)
+        assert (await asyncio.wait_for(events.get(), 10)).error == ""
+        path.commit(1, b"x" * 60_000)
+        got = [await asyncio.wait_for(events.get(), 10) for _ in range(2)]
+        assert CommitArrived(SENDER, b"x" * 60_000) in got
+    finally:
+        for each in (sender, receiver):
+            loop.remove_reader(each.fileno())
+
+
+def test_what_cannot_work_is_refused_by_name(start_fabric):
+    with pytest.raises(ConfigError, match="lane: 'rdma'"):
+        fabric("rdma")
+    with pytest.raises(ConfigError, match="net_device: 'nosuch0'"):
+        UcxFabric("tcp", net_device="nosuch0")
+    with pytest.raises(ConfigError, match="tcp_port_range"):
+        fabric("tcp", tcp_port_range="9")
+    with pytest.raises(ConfigError, match="one process has one UCX"):
+        fabric("tcp", ucx="/somewhere/else")
+    one = start_fabric("tcp")
+    with pytest.raises(LocalProtocolError, match="lane address"):
+        one.connect(RECEIVER, b"junk", 1.0)
+    with pytest.raises(LocalProtocolError, match="64-bit address space"):
+        one.register((1 << 64) - 8, 16, None)
+    one.open_receiver(SENDER)
+    with pytest.raises(LocalProtocolError, match="has a receive worker already"):
+        one.open_receiver(SENDER)
+    one.close(5.0)
+    one.close(5.0)
+    with pytest.raises(LocalProtocolError, match="engine is closed"):
+        one.register(4096, 16, None)
+
+
+def test_a_receiver_that_does_not_answer_is_told_in_time(start_fabric):
+    gone = start_fabric("tcp")
+    address = gone.open_receiver(SENDER)
+    gone.close(5.0)
+    sender = start_fabric("tcp")
+    sender.connect(RECEIVER, address, 1.0)
+    seen = []
+    assert wait_for(sender, PathOpened, seen, timeout_s=5.0).error
+    assert not any(isinstance(event, PathClosed) for event in seen)
+
+
+if __name__ == "__main__":
+    {"receive": receive, "send": send}[sys.argv[1]](sys.argv[2])
