@@ -146,6 +146,8 @@ LOCAL_QUEUE_BYTES_MAX: Final = 64 << 20
 FINISHED_KEPT_MAX: Final = 65_536
 """Ended transfers that a client keeps for `finished()`; when it is never called, older ones drop
 out of that list (the transfers themselves stay valid)."""
+STATUS_TRANSFERS_MAX: Final = 256
+"""Transfers that `pdxfer status` lists one by one."""
 DAEMON_DRAIN_DEADLINE_S: Final = 15.0
 """SIGTERM: how long a daemon lets running transfers finish."""
 

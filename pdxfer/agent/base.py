@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from pdxfer import __version__
+from pdxfer import __version__, limits
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.host import host_id
 from pdxfer.agent.lanes import Lanes, MakeFabric, drain
@@ -26,6 +26,7 @@ from pdxfer.local.messages import (
     FromWorker,
     Refused,
     ReleaseSlot,
+    TransferStatus,
     WorkerHello,
 )
 from pdxfer.local.server import Connection, LocalServer
@@ -110,6 +111,10 @@ class Agent(ABC):
     @abstractmethod
     def live_transfers(self) -> int:
         """Transfers that are not final."""
+
+    @abstractmethod
+    def transfer_statuses(self) -> list[TransferStatus]:
+        """What `pdxfer status` shows of them."""
 
     # -- life --------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -260,6 +265,9 @@ class Agent(ABC):
             ucx_version=self.ucx_version(),
             workers=[port.status() for port in self.ports.values()],
             live_transfers=self.live_transfers(),
+            transfers=sorted(
+                self.transfer_statuses(), key=lambda transfer: transfer.state != "QUARANTINED"
+            )[: limits.STATUS_TRANSFERS_MAX],
             stopping=self._draining,
         )
 

@@ -28,6 +28,7 @@ from pdxfer.local.messages import (
     OpenReceive,
     PlacePages,
     Refused,
+    TransferStatus,
 )
 from pdxfer.protocol.decode import DecodeMachine
 from pdxfer.protocol.effects import Announce, Effect, WatchSender
@@ -106,6 +107,20 @@ class DecodeAgent(Agent):
     def live_transfers(self) -> int:
         """Receives that are not final."""
         return len(self.machine.live)
+
+    def transfer_statuses(self) -> list[TransferStatus]:
+        """Receives that are not final."""
+        return [
+            TransferStatus(
+                worker_id=receiving.worker,
+                room=receiving.room,
+                generation=receiving.generation,
+                state=receiving.state.name,
+                peers=sorted(peer.hex() for peer in receiving.unproven),
+                reason=str(receiving.error or ""),
+            )
+            for receiving in self.machine.live.values()
+        ]
 
     def tick(self, now: float) -> None:
         """Deadlines of receives and of pending connects."""

@@ -25,7 +25,14 @@ from pdxfer.fabric.base import (
     Posted,
     RemoteRegion,
 )
-from pdxfer.local.messages import AbortTransfer, FromWorker, Opened, OpenSend, SendChunk
+from pdxfer.local.messages import (
+    AbortTransfer,
+    FromWorker,
+    Opened,
+    OpenSend,
+    SendChunk,
+    TransferStatus,
+)
 from pdxfer.protocol.effects import Announce, Cancel, ClosePath, Effect, OpenPath, Post, PostCommit
 from pdxfer.protocol.prefill import PrefillMachine
 from pdxfer.protocol.workers import Worker
@@ -79,6 +86,20 @@ class PrefillAgent(Agent):
     def live_transfers(self) -> int:
         """Sends that are not final."""
         return len(self.machine.sendings)
+
+    def transfer_statuses(self) -> list[TransferStatus]:
+        """Sends that are not final."""
+        return [
+            TransferStatus(
+                worker_id=sending.worker,
+                room=sending.room,
+                generation=0,
+                state=sending.state.name,
+                peers=sorted({peer.hex() for peer, _ in sending.legs}),
+                reason=str(sending.error or ""),
+            )
+            for sending in self.machine.sendings.values()
+        ]
 
     def tick(self, now: float) -> None:
         """Deadlines and leases."""

@@ -29,7 +29,9 @@ _PAGE = 1
 
 
 @dataclass(frozen=True)
-class _Cache:
+class Cache:
+    """What a client takes."""
+
     layout: KVLayout
     memory: Sequence[MemoryRange]
 
@@ -54,7 +56,7 @@ def run(channel: Channel, options: Event) -> None:
     """A worker of either role, for one series."""
     layout = one_page()
     with memory.allocate(layout.regions[0].length_bytes) as shared:
-        cache = _Cache(layout, [shared.range()])
+        cache = Cache(layout, [shared.range()])
         if text(options, "role") == "prefill":
             _prefill(channel, PrefillClient(text(options, "socket"), cache))
         else:

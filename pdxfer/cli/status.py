@@ -74,4 +74,10 @@ def text(status: AgentStatus) -> str:
         f"rank {worker.rank}, {worker.length_bytes:,} bytes, {worker.transfers} transfers"
         for worker in status.workers
     ]
+    for transfer in status.transfers:
+        peers = ",".join(transfer.peers) or "none"
+        lines.append(
+            f"  room {transfer.room} generation {transfer.generation} worker {transfer.worker_id} "
+            f"{transfer.state} peers {peers} {transfer.reason}".rstrip()
+        )
     return "\n".join(lines)

@@ -145,6 +145,21 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Live ones, as its status board has them."""
 
 
+class TransferStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One live transfer."""
+
+    worker_id: int
+    room: int
+    generation: int
+    """0 at prefill, where one send may serve several."""
+    state: str
+    peers: list[str]
+    """Incarnations of the other side, hexadecimal; at FENCING and QUARANTINED those that nothing
+    proves silent yet."""
+    reason: str = ""
+    """Why it is ending."""
+
+
 class AgentStatus(LocalMessage, frozen=True, kw_only=True, tag="status"):
     """Answer to `AskStatus`."""
 
@@ -160,6 +175,8 @@ class AgentStatus(LocalMessage, frozen=True, kw_only=True, tag="status"):
     workers: list[WorkerStatus]
     live_transfers: int
     """Not final: those whose worker has gone count until nothing of them can land."""
+    transfers: list[TransferStatus]
+    """At most `limits.STATUS_TRANSFERS_MAX` of the live ones, quarantined ones first."""
     stopping: bool
 
 

@@ -7,7 +7,11 @@ import sys
 
 import pytest
 
+from pdxfer import memory
+from pdxfer.bench.cases import one_page
+from pdxfer.bench.one_page import Cache
 from pdxfer.cli.main import main
+from pdxfer.client import PrefillClient
 from pdxfer.launch.daemons import DaemonPair, DaemonProcess
 
 pytestmark = pytest.mark.ucx
@@ -52,6 +56,23 @@ def test_status_of_a_running_daemon(capsys):
     assert status["pid"] == daemons.decode.pid
     assert status["live_transfers"] == 0
     assert status["workers"] == []
+
+
+def test_status_shows_workers_and_waiting_transfers(capsys):
+    layout = one_page()
+    with (
+        DaemonPair("tcp") as daemons,
+        memory.allocate(layout.regions[0].length_bytes) as shared,
+        PrefillClient(daemons.prefill.socket, Cache(layout, [shared.range()])) as client,
+    ):
+        client.open(7)
+        main(["status", "prefill", "--json", "--socket-path", daemons.prefill.socket])
+        status = json.loads(capsys.readouterr().out)
+        assert main(["status", "prefill", "--socket-path", daemons.prefill.socket]) == 0
+        assert "room 7 generation 0 worker 0 WAITING peers none" in capsys.readouterr().out
+    assert status["live_transfers"] == 1
+    assert status["transfers"][0]["room"] == 7
+    assert status["workers"][0]["length_bytes"] == layout.regions[0].length_bytes
 
 
 def test_status_without_a_daemon(tmp_path, capsys):
