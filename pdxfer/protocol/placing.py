@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdxfer import limits
 from pdxfer.errors import ConfigError
 from pdxfer.layout import Pages, check_page_ids
+from pdxfer.protocol.ranges import owed_ranges
 from pdxfer.protocol.receiving import Debt, Receiving, SourceKey
 from pdxfer.wire.messages import CommitPayload, GroupPages, Place
 from pdxfer.wire.pages import pack_ids
@@ -15,8 +16,8 @@ def place_message(receiving: Receiving, key: SourceKey) -> Place:
     debt, groups = receiving.debts[key], {}
     if debt.plan is not None:
         pages = receiving.pages or {}
-        span = (receiving.prefix_tokens, receiving.tokens)
-        debt.expected_bytes = debt.plan.length_bytes(dict.fromkeys(pages, span))
+        owed = owed_ranges(receiving.layout, pages, receiving.prefix_tokens, receiving.tokens)
+        debt.expected_bytes = debt.plan.length_bytes(owed)
         receiving.told.add(key[0])
         for name, listed in pages.items():
             encoding, ids = pack_ids(listed.ids)
@@ -48,6 +49,9 @@ def check_places(
         if listed is None:
             raise ConfigError(f"room {receiving.room}: no pages of group {group.name}")
         check_page_ids(receiving.layout, group.name, listed.ids)
+        if group.kind == "state":
+            placed[group.name] = listed
+            continue
         size = group.page_size
         first = listed.first_token or prefix_tokens // size * size
         if first % size:

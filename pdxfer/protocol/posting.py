@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pdxfer.errors import TransferError
 from pdxfer.protocol.effects import Effect, Post, PostCommit, Tell
-from pdxfer.protocol.sending import Chunk, Leg, Ranges, Sending
+from pdxfer.protocol.ranges import Ranges, owed_ranges
+from pdxfer.protocol.sending import Chunk, Leg, Sending
 from pdxfer.wire.messages import Chunk as ChunkMessage
 from pdxfer.wire.messages import CommitPayload, Place, TokenRange
 
@@ -74,8 +75,9 @@ def ask_commit(sending: Sending, leg: Leg, sender_index: int) -> list[Effect]:
         leg.sent = True
         return []
     place = _placed(leg)
-    span = (place.prefix_tokens, place.tokens)
-    owed = leg.plan.length_bytes(dict.fromkeys(leg.pages, span))
+    owed = leg.plan.length_bytes(
+        owed_ranges(sending.layout, leg.pages, place.prefix_tokens, place.tokens)
+    )
     if owed != leg.bytes_planned:
         raise TransferError(
             f"room {sending.room}: the chunks hold {leg.bytes_planned} bytes, the request of "
@@ -105,17 +107,30 @@ def _placed(leg: Leg) -> Place:
 def _moving_ranges(sending: Sending, leg: Leg, place: Place, chunk: Chunk) -> Ranges:
     """The token range of each group that this chunk moves: what decode has already stays."""
     ranges: Ranges = {}
+    owed = owed_ranges(sending.layout, leg.pages, place.prefix_tokens, place.tokens)
+    states = sending.state_groups
     for name, (first, end) in chunk.ranges.items():
-        if first < end and name not in leg.pages:
+        if first < end and name not in owed:
             raise TransferError(
                 f"room {sending.room}: prefill sends pages of group {name}, decode placed none"
             )
+        if name in states:
+            if end != owed.get(name, (0, 0))[1]:
+                raise TransferError(
+                    f"room {sending.room}: state group {name} has {end} ids at prefill, "
+                    f"{owed[name][1]} at decode; they pair by position"
+                )
+            if end:
+                ranges[name] = (first, end)
+            continue
         if not chunk.last and end > place.tokens:
             raise TransferError(
                 f"room {sending.room}: a chunk that is not the last ends at token {end}, "
                 f"decode expects tokens={place.tokens}"
             )
-        begin = max(first, place.prefix_tokens)
+        if first == end:
+            continue
+        begin = max(first, owed[name][0])
         if begin < min(end, place.tokens):
             ranges[name] = (begin, min(end, place.tokens))
     return ranges

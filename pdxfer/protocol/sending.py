@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 from pdxfer.errors import ConfigError, PdxferError
 from pdxfer.layout import KVLayout, Pages, Plan
+from pdxfer.protocol.ranges import Ranges
 from pdxfer.protocol.state import State
 from pdxfer.protocol.tables import SendingEvent, advance_sending
 from pdxfer.wire.messages import Place, Receive
-
-Ranges = dict[str, tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -88,6 +87,11 @@ class Sending:
         return bool(self.chunks) and self.chunks[-1].last
 
     @property
+    def state_groups(self) -> frozenset[str]:
+        """Groups whose ids pair by position."""
+        return frozenset(group.name for group in self.layout.groups if group.kind == "state")
+
+    @property
     def matched(self) -> bool:
         """Every receiver has come and has placed its pages."""
         return (
@@ -118,7 +122,8 @@ class Sending:
         ranges, ends = self._ranges(pages, total, layers, last=last)
         self.token_ends.update(ends)
         if last and total is None:
-            total = max((end for _, end in ranges.values()), default=0)
+            states = self.state_groups
+            total = max((end for name, (_, end) in ranges.items() if name not in states), default=0)
         self.tokens = total
         chunk = Chunk(pages, ranges, None if layers is None else tuple(layers), last)
         self.chunks.append(chunk)
@@ -132,6 +137,14 @@ class Sending:
         ends: dict[tuple[str, int | None], int] = {}
         keys: list[int | None] = [None] if layers is None else list(layers)
         for name, listed in pages.items():
+            if name in self.state_groups:
+                if not last:
+                    raise ConfigError(
+                        f"room {self.room}: ids of state group {name} go with the last chunk, when "
+                        "the state is final"
+                    )
+                ranges[name] = (0, len(listed.ids))
+                continue
             starts = {self._end(name, key) for key in keys}
             if len(starts) != 1:
                 raise ConfigError(

@@ -1,5 +1,7 @@
 """Both machines against each other over the in-memory lane; every history from a seed."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from pdxfer.errors import (
     PeerError,
     TransferError,
 )
-from pdxfer.layout import Rank, page_major, token_major
+from pdxfer.layout import Pages, Rank, combine, page_major, token_major
 from pdxfer.protocol.state import State
 from tests.support.cluster import ADDRESS, Cluster, full
 
@@ -467,3 +469,52 @@ def test_fifteen_thousand_pages_cost_four_bytes_each():
     pair.cluster.run()
     assert pair.at_decode().state is State.COMMITTED
     assert pair.cluster.control_bytes - attached <= 4 * pages + 4096
+
+
+def hybrid_layout(builder):
+    """A full group, a window group with pages of its own count, recurrent state."""
+    full_part = layout(builder, layers=[0, 2])
+    window = layout(builder, layers=[1, 3], group="swa", pages=12)
+    return combine(full_part, window)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_window_group_covers_only_a_tail(seed):
+    cluster = Cluster(seed)
+    prefill, decode = cluster.prefill(), cluster.decode()
+    source, destination = hybrid_layout(token_major), hybrid_layout(token_major)
+    prefill.attach(0, source)
+    decode.attach(0, destination)
+    before = [part.copy() for part in decode.memory[0]]
+    cluster.join(decode, prefill)
+    cluster.run()
+    tokens = 18
+    decode.machine.receive(0, 7, 0, (ADDRESS,), deadline=cluster.now + 60, now=cluster.now)
+    placed = {**full([9, 4, 6, 5, 2]), "swa": Pages(np.array([7, 3]), 3 * PAGE)}
+    decode.machine.place(0, 0, placed, tokens=tokens, prefix_tokens=0, now=cluster.now)
+    decode.pump()
+    prefill.machine.open(0, 7, 0, deadline=cluster.now + 60, lease_s=30.0)
+    chunks = [
+        ({**full([1, 2, 3])}, False),
+        ({**full([4, 5]), "swa": Pages(np.array([8, 9, 10]), 2 * PAGE)}, True),
+    ]
+    for pages, last in chunks:
+        prefill.machine.send(0, 0, pages, tokens=tokens, layers=None, last=last, aux=b"")
+        prefill.pump()
+    cluster.run()
+    assert decode.shown[0, 0].state is State.COMMITTED
+    expected = before
+    moved = [
+        ("full", [0, 2], list(zip([1, 2, 3, 4, 5], [9, 4, 6, 5, 2], strict=True))),
+        ("swa", [1, 3], [(9, 7), (10, 3)]),
+    ]
+    for group, layers, pairs in moved:
+        for layer, part, row, head, (a, b) in itertools.product(
+            layers, "kv", range(PAGE), range(2), pairs
+        ):
+            region, offset = source.locate(part, layer, a * PAGE + row, head, group)
+            to_region, to_offset = destination.locate(part, layer, b * PAGE + row, head, group)
+            cell = prefill.memory[0][region][offset : offset + 16]
+            expected[to_region][to_offset : to_offset + 16] = cell
+    for part, wanted in zip(decode.memory[0], expected, strict=True):
+        assert np.array_equal(part, wanted)
