@@ -18,7 +18,7 @@ CONTROL_MAP_ITEMS_MAX: Final = 65_536
 CONTROL_TEXT_BYTES_MAX: Final = 1 << 20
 """Bytes of one string in a message; holds the text of any refusal."""
 CONTROL_SEND_QUEUE_MESSAGES: Final = 16_384
-"""ZMQ_SNDHWM: messages queued for one peer before sending is refused with `ResourceError`."""
+"""ZMQ_SNDHWM: messages that ZeroMQ queues for one peer; more wait in order in the session."""
 CONTROL_RECEIVE_QUEUE_MESSAGES: Final = 16_384
 """ZMQ_RCVHWM."""
 CONTROL_LINGER_MS: Final = 1_000

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 ROUTING_PREFIX: Final = b"P"
 """A routing id is this byte and the incarnation."""
 ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
+_READABLE: Final = int(zmq.POLLIN)
 ZAP_DOMAIN: Final = b"pdxfer"
 ZAP_FRAMES: Final = 7
 """Version, request id, domain, address, identity, mechanism, CURVE key."""
@@ -190,7 +191,7 @@ class Wakeup:
 
     def check(self) -> None:
         """Make sure that what a send may have swallowed is read."""
-        if self._handle is None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if self._handle is None and int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
             self._handle = self._loop.call_soon(self._wake)
 
     def close(self) -> None:
