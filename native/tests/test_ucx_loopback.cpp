@@ -175,6 +175,37 @@ void generations_share_a_path() {
   CHECK(pair.sent.ticket(large).error.empty());
 }
 
+void receivers_share_a_sender() {
+  EngineOptions narrow = options(lane);
+  narrow.window = {std::uint64_t{256} << 10, 8};
+  Pair pair(32 << 20, narrow);
+  Engine second(options(lane));
+  Told received(second);
+  std::vector<char> destination(1 << 20);
+  const std::vector<RemoteRange> remote{
+      {range_of(destination.data(), destination.size()),
+       second.register_region(range_of(destination.data(), destination.size())).rkey}};
+  const std::uint64_t path = pair.sender.connect(second.open_receiver().second, 10.0);
+  pair.sent.wait("the second path", [&](const auto& done) {
+    return done.event == Event::PathOpened && done.id == path && done.error.empty();
+  });
+  // The first receiver's long transfer is queued before the second one's short one.
+  const std::uint64_t large = pair.post(1, shuffled(8192, 4096, 1, 1));
+  const Runs runs = shuffled(16, 4096, 1, 1);
+  const std::uint64_t small =
+      pair.sender.post(path, 1, runs.table(), std::vector{pair.source_region}, remote);
+  pair.sender.commit(path, 1, "short");
+  CHECK(received.wait(Event::CommitArrived).data == "short");
+  CHECK(landed(runs, pair.source.data(), destination.data()));
+  CHECK(pair.sent.ticket(small).error.empty() && pair.sent.ticket(large).error.empty());
+  // One receiver's end is not the other's.
+  second.close(4.0);
+  pair.sent.wait("the end of the second path", [&](const auto& done) {
+    return done.event == Event::PathClosed && done.id == path;
+  });
+  CHECK(pair.sent.ticket(pair.post(2, runs)).error.empty());
+}
+
 void a_destroyed_receiver_ends_the_path() {
   Pair pair(64 << 20);
   pair.receiver.close_receiver(pair.receiver_id);
@@ -367,6 +398,7 @@ int main(int count, char** arguments) {
   RUN(a_post_that_leaves_its_region_posts_nothing);
   RUN(cancel_drops_what_is_not_posted);
   RUN(generations_share_a_path);
+  RUN(receivers_share_a_sender);
   RUN(a_destroyed_receiver_ends_the_path);
   RUN(a_sender_may_be_named_while_it_writes);
   RUN(another_sender_than_the_expected_one_is_cut_off);

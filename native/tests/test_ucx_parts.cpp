@@ -114,9 +114,9 @@ void settings_are_checked_here() {
   late.tcp_user_timeout_s = std::numeric_limits<double>::quiet_NaN();
   refuse(late, "tcp_user_timeout_s");
   const auto value = [](const std::vector<Setting>& all, const std::string& name) {
-    for (const auto& [key, text] : all) {
-      if (key == name) {
-        return text;
+    for (const auto& setting : all) {
+      if (setting.name == name) {
+        return setting.value;
       }
     }
     return std::string();

@@ -154,7 +154,7 @@ void Progress::lose_senders(std::uint64_t now) {
 }
 
 bool Progress::sleep_allowed() const {
-  if (stopping_ || sender_->settling() || !sender_->worker().armed) {
+  if (forced_ || sender_->settling() || !sender_->worker().armed) {
     return false;
   }
   return std::all_of(receivers_.begin(), receivers_.end(),

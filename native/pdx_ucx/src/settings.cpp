@@ -68,8 +68,8 @@ void add_newer(std::vector<Setting>& all, const LaneSettings& lane, unsigned maj
   // 1.13 knows neither and warns about unknown names at each worker.
   if (major > 1 || minor >= 17) {
     // Without it a put that has no zero-copy protocol silently becomes 8 KiB messages.
-    all.emplace_back("PROTO_EMULATION_ENABLE", "n");
-    all.emplace_back("TCP_USER_TIMEOUT", seconds(lane.tcp_user_timeout_s));
+    all.push_back({"PROTO_EMULATION_ENABLE", "n", true});
+    all.push_back({"TCP_USER_TIMEOUT", seconds(lane.tcp_user_timeout_s), true});
   }
 }
 
@@ -81,29 +81,29 @@ std::vector<Setting> settings_for(const LaneSettings& lane, unsigned ucx_major,
   std::vector<Setting> all;
   // Rendezvous is never used; while it is on, endpoints with peer error handling get no
   // zero-copy put.
-  all.emplace_back("RNDV_THRESH", "inf");
-  all.emplace_back("KEEPALIVE_INTERVAL", "1s");
-  all.emplace_back("TCP_KEEPIDLE", "2s");
-  all.emplace_back("TCP_KEEPINTVL", "1s");
-  all.emplace_back("TCP_KEEPCNT", "3");
+  all.push_back({"RNDV_THRESH", "inf"});
+  all.push_back({"KEEPALIVE_INTERVAL", "1s"});
+  all.push_back({"TCP_KEEPIDLE", "2s"});
+  all.push_back({"TCP_KEEPINTVL", "1s"});
+  all.push_back({"TCP_KEEPCNT", "3"});
   add_newer(all, lane, ucx_major, ucx_minor);
   if (lane.lane == "cma") {
     // Messages and liveness by tcp (a killed peer is seen at once, a zombie too); puts cannot go
     // by tcp, so they go by cma or fail.
-    all.emplace_back("TLS", "cma,tcp");
-    all.emplace_back("TCP_PUT_ENABLE", "n");
-    all.emplace_back("CMA_MEMORY_INVALIDATE", "y");
+    all.push_back({"TLS", "cma,tcp"});
+    all.push_back({"TCP_PUT_ENABLE", "n"});
+    all.push_back({"CMA_MEMORY_INVALIDATE", "y"});
   } else {
-    all.emplace_back("TLS", "tcp");
+    all.push_back({"TLS", "tcp"});
   }
   if (!lane.net_devices.empty()) {
-    all.emplace_back("NET_DEVICES", lane.net_devices);
+    all.push_back({"NET_DEVICES", lane.net_devices});
   }
   if (!lane.tcp_port_range.empty()) {
-    all.emplace_back("TCP_PORT_RANGE", lane.tcp_port_range);
+    all.push_back({"TCP_PORT_RANGE", lane.tcp_port_range});
   }
   std::erase_if(all, [](const Setting& setting) {
-    return std::getenv(("UCX_" + setting.first).c_str()) != nullptr;
+    return std::getenv(("UCX_" + setting.name).c_str()) != nullptr;
   });
   return all;
 }

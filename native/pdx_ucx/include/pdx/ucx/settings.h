@@ -1,7 +1,6 @@
 // Which UCX settings a lane runs with, and why.
 #pragma once
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace pdx::ucx {
@@ -19,7 +18,12 @@ struct LaneSettings {
   double tcp_user_timeout_s = 5.0;
 };
 
-using Setting = std::pair<std::string, std::string>;
+struct Setting {
+  std::string name;
+  std::string value;
+  // Left out, not refused, where this UCX does not know it.
+  bool optional = false;
+};
 
 // The settings for this lane, names without `UCX_`. Those whose UCX_ variable is set in the
 // environment are left out: the user's word counts.
