@@ -7,7 +7,6 @@ the page. Time alone never frees one.
 
 from __future__ import annotations
 
-from pdxfer import limits
 from pdxfer.errors import (
     ConfigError,
     LayoutMismatchError,
@@ -15,17 +14,17 @@ from pdxfer.errors import (
     PdxferError,
     PeerError,
     RemoteProtocolError,
-    ResourceError,
     TransferError,
     from_wire,
 )
 from pdxfer.layout import Pages, PlanSummary
-from pdxfer.protocol.effects import Announce, Effect, Free, Show, Tell, WatchSender
+from pdxfer.protocol.effects import Announce, Effect, Tell, WatchSender
 from pdxfer.protocol.held import HeldPages
 from pdxfer.protocol.placing import check_places, commit_fault, place_message
+from pdxfer.protocol.receives import Receives
 from pdxfer.protocol.receiving import Debt, Receiving, SourceKey
 from pdxfer.protocol.sources import Link, PrefillPeer, gather, split_address, verdicts
-from pdxfer.protocol.state import FINAL, State
+from pdxfer.protocol.state import State
 from pdxfer.protocol.tables import ReceivingEvent
 from pdxfer.protocol.workers import Pair, Worker
 from pdxfer.wire.messages import (
@@ -33,7 +32,6 @@ from pdxfer.wire.messages import (
     Accept,
     Chunk,
     CommitPayload,
-    Committed,
     Drained,
     Failed,
     Heartbeat,
@@ -54,24 +52,21 @@ class DecodeMachine:
         self.workers: dict[int, Worker] = {}
         self.links: dict[str, Link] = {}
         self.peers: dict[bytes, PrefillPeer] = {}
-        self.live: dict[int, Receiving] = {}
+        self._receives = Receives(self.peers)
+        self.live = self._receives.live
         """Generation to receive, from `receive` until it is final."""
         self.revision = 0
         self._next_generation = 1
-        self._by_slot: dict[tuple[int, int], Receiving] = {}
-        self._held: dict[int, HeldPages] = {}
         self._spread: set[tuple[str, ...]] = set()
         """Address lists of instances with ranks at more than one prefill agent."""
         self._let_go: dict[int, Receiving] = {}
         """Aborted before any prefill worker knew of them; told so once there is one to tell."""
-        self._departing: set[int] = set()
         self._agreed: dict[tuple[tuple[str, ...], int], dict[SourceKey, Pair]] = {}
         """(addresses, worker) to the pairs agreed on; emptied when either side changes."""
-        self._effects: list[Effect] = []
 
     def take_effects(self) -> list[Effect]:
         """What is to be done since the last call, in order."""
-        effects, self._effects = self._effects, []
+        effects, self._receives.effects = self._receives.effects, []
         return effects
 
     @property
@@ -83,19 +78,19 @@ class DecodeMachine:
     def attach(self, worker: Worker) -> None:
         """A worker has handed over its memory; every peer is told."""
         self.workers[worker.worker_id] = worker
-        self._held[worker.worker_id] = HeldPages(worker.layout)
+        self._receives.held[worker.worker_id] = HeldPages(worker.layout)
         self._announce()
 
     def detach(self, worker_id: int, reason: str, now: float) -> None:
         """A worker went away. Its receives are fenced; its memory is freed after the last proof."""
         if self.workers.pop(worker_id, None) is None:
             return
-        self._departing.add(worker_id)
+        self._receives.departing.add(worker_id)
         error = PeerError(f"the decode worker of this room went away: {reason}", retryable=True)
         for receiving in [r for r in self.live.values() if r.worker == worker_id]:
-            self._fail(receiving, error, now)
+            self._receives.fail(receiving, error, now)
         self._announce()
-        self._free_departed(worker_id)
+        self._receives.free_departed(worker_id)
 
     def summary(self, worker_id: int, addresses: tuple[str, ...]) -> dict[str, object] | str:
         """The plan towards these addresses, or what is still awaited, in words.
@@ -133,14 +128,14 @@ class DecodeMachine:
                     f"duplicate room {room}: this worker has a live receive of it "
                     f"({other.state.name}); end that one first"
                 )
-        self._check_quarantine(worker_id)
+        self._receives.check_quarantine(worker_id)
         self._note_instance(addresses)
         layout = self.workers[worker_id].layout
         generation, self._next_generation = self._next_generation, self._next_generation + 1
         receiving = Receiving(worker_id, room, generation, slot, addresses, deadline, layout)
         self.live[generation] = receiving
-        self._by_slot[worker_id, slot] = receiving
-        self._show(receiving)
+        self._receives.by_slot[worker_id, slot] = receiving
+        self._receives.show(receiving)
         self._bind(receiving, now)
         return receiving
 
@@ -155,33 +150,33 @@ class DecodeMachine:
         now: float,
     ) -> None:
         """Give a receive its pages, once. An error in them fails the receive."""
-        receiving = self._by_slot.get((worker_id, slot))
+        receiving = self._receives.by_slot.get((worker_id, slot))
         if receiving is None or receiving.error is not None:
             return
         try:
             if receiving.pages is not None:
                 raise LocalProtocolError(f"room {receiving.room}: its pages are placed already")
             placed = check_places(receiving, pages, tokens, prefix_tokens)
-            self._held[worker_id].hold(receiving.generation, placed)
+            self._receives.held[worker_id].hold(receiving.generation, placed)
         except PdxferError as error:
-            self._fail(receiving, error, now)
+            self._receives.fail(receiving, error, now)
             return
         receiving.pages = placed
         receiving.tokens, receiving.prefix_tokens = tokens, prefix_tokens
         if receiving.debts:
             self._tell_places(receiving)
-            self._settle(receiving)
+            self._receives.settle(receiving)
         else:
             self._bind(receiving, now)
 
     def abort(self, worker_id: int, slot: int, reason: str, now: float) -> None:
         """The worker gives its receive up; its pages come back after the proof."""
-        receiving = self._by_slot.get((worker_id, slot))
+        receiving = self._receives.by_slot.get((worker_id, slot))
         if receiving is not None:
             text = f"aborted by the decode worker: {reason or 'no reason given'}"
             if not receiving.bound:
                 self._let_go[receiving.generation] = receiving
-            self._fail(receiving, TransferError(f"room {receiving.room} was {text}"), now)
+            self._receives.fail(receiving, TransferError(f"room {receiving.room} was {text}"), now)
 
     def siblings(self, peer_id: bytes) -> list[Worker]:
         """Source workers that other prefill lives hold of the instances this life has a part of."""
@@ -218,7 +213,7 @@ class DecodeMachine:
         link = self.link(address)
         link.peer_id, link.error, link.problem = peer_id, None, ""
         self.peers[peer_id] = PrefillPeer(peer_id, link.address, last_heard=now)
-        self._effects.append(Announce(peer_id))
+        self._receives.effects.append(Announce(peer_id))
 
     def link_refused(self, address: str, error: PdxferError, now: float) -> None:
         """The link cannot come up, or its life refuses the session; rooms named on it fail."""
@@ -226,7 +221,7 @@ class DecodeMachine:
         link = self.link(address)
         link.error = error
         for receiving in self._on_link(link.address):
-            self._fail(receiving, error, now)
+            self._receives.fail(receiving, error, now)
 
     def peer_lost(self, peer_id: bytes, reason: str, now: float) -> None:
         """A prefill life ended (goodbye, a new life, silence). No proof of anything."""
@@ -241,8 +236,8 @@ class DecodeMachine:
         text = f"the prefill agent at {peer.address} is away: {reason}"
         for receiving in list(self.live.values()):
             if peer_id in receiving.bound:
-                self._fail(receiving, PeerError(text, retryable=True), now)
-        self._forget_gone()
+                self._receives.fail(receiving, PeerError(text, retryable=True), now)
+        self._receives.forget_gone()
 
     def on_message(self, peer_id: bytes, message: Message, now: float) -> None:
         """Act on one message of a prefill life."""
@@ -278,7 +273,9 @@ class DecodeMachine:
             self._announce()
         if not peer.watched:
             peer.watched = True
-            self._effects.append(WatchSender(peer.peer_id, message.lane, message.lane_address))
+            self._receives.effects.append(
+                WatchSender(peer.peer_id, message.lane, message.lane_address)
+            )
         for receiving in self._on_link(peer.address):
             lost = [
                 key
@@ -287,7 +284,7 @@ class DecodeMachine:
             ]
             if lost:
                 text = f"prefill worker {lost[0][1]} at {peer.address} went away"
-                self._fail(receiving, PeerError(text, retryable=True), now)
+                self._receives.fail(receiving, PeerError(text, retryable=True), now)
             elif not receiving.debts:
                 self._bind(receiving, now)
         self._tell_let_go()
@@ -298,7 +295,7 @@ class DecodeMachine:
         if receiving is None or debt is None:
             return
         debt.matched = True
-        self._settle(receiving)
+        self._receives.settle(receiving)
 
     def _on_chunk(self, peer: PrefillPeer, message: Chunk, now: float) -> None:
         receiving = self.live.get(message.generation)
@@ -311,18 +308,18 @@ class DecodeMachine:
             planned = debt.plan.length_bytes(ranges, layers=layers) if debt.plan is not None else 0
         except ConfigError as error:
             text = f"chunk {message.number} of room {receiving.room}: {error}"
-            self._fail(receiving, RemoteProtocolError(text), now)
+            self._receives.fail(receiving, RemoteProtocolError(text), now)
             return
         if planned != message.length_bytes:
             text = (
                 f"chunk {message.number} of room {receiving.room} announces "
                 f"{message.length_bytes} bytes, its plan here has {planned}"
             )
-            self._fail(receiving, RemoteProtocolError(text), now)
+            self._receives.fail(receiving, RemoteProtocolError(text), now)
             return
         if receiving.state in (State.WAITING, State.READY):
             receiving.advance(ReceivingEvent.MOVING)
-            self._show(receiving)
+            self._receives.show(receiving)
 
     def _on_failed(self, message: Failed, now: float) -> None:
         receiving = self.live.get(message.generation)
@@ -336,7 +333,7 @@ class DecodeMachine:
                 "fields": message.fields,
             }
         )
-        self._fail(receiving, told, now)
+        self._receives.fail(receiving, told, now)
 
     def _on_drained(self, peer: PrefillPeer, message: Drained, now: float) -> None:
         receiving = self.live.get(message.generation)
@@ -344,8 +341,8 @@ class DecodeMachine:
             return
         if receiving.error is None:
             text = f"the prefill agent holds room {receiving.room} for dead; receive it again"
-            self._fail(receiving, PeerError(text, retryable=True), now)
-        self._prove(receiving, peer.peer_id, "drained")
+            self._receives.fail(receiving, PeerError(text, retryable=True), now)
+        self._receives.prove(receiving, peer.peer_id, "drained")
 
     # -- what the lane says ------------------------------------------------------------------
     def on_commit(self, peer_id: bytes, payload: CommitPayload, now: float) -> None:
@@ -358,11 +355,11 @@ class DecodeMachine:
             return
         wrong = commit_fault(receiving, debt, payload)
         if wrong:
-            self._fail(receiving, RemoteProtocolError(wrong), now)
+            self._receives.fail(receiving, RemoteProtocolError(wrong), now)
             return
         debt.committed = debt.matched = True
         debt.runs, debt.aux = payload.runs, payload.aux
-        self._settle(receiving)
+        self._receives.settle(receiving)
 
     def sender_lost(self, peer_id: bytes, error: str, proof: str, now: float) -> None:
         """Our endpoint to a prefill life reported an error.
@@ -373,25 +370,27 @@ class DecodeMachine:
         for receiving in list(self.live.values()):
             if peer_id not in receiving.bound:
                 continue
-            self._fail(receiving, PeerError(text, retryable=True), now)
+            self._receives.fail(receiving, PeerError(text, retryable=True), now)
             if proof:
-                self._prove(receiving, peer_id, proof)
+                self._receives.prove(receiving, peer_id, proof)
 
     def sender_dead(self, peer_id: bytes) -> None:
         """The writing process of a prefill life is known to be dead (its pidfd is readable)."""
         for receiving in list(self.live.values()):
             if receiving.state in ENDING:
-                self._prove(receiving, peer_id, "dead")
+                self._receives.prove(receiving, peer_id, "dead")
 
     # -- time --------------------------------------------------------------------------------
     def tick(self, now: float) -> None:
         """Fail what waited past its deadline; show as QUARANTINED what has no proof in time."""
         for receiving in list(self.live.values()):
             if receiving.state is State.WAITING and now >= receiving.deadline:
-                self._fail(receiving, PeerError(self._why_waiting(receiving), retryable=True), now)
+                self._receives.fail(
+                    receiving, PeerError(self._why_waiting(receiving), retryable=True), now
+                )
             elif receiving.state is State.FENCING and now >= receiving.drain_deadline:
                 receiving.advance(ReceivingEvent.UNPROVEN)
-                self._show(receiving)
+                self._receives.show(receiving)
 
         for generation, receiving in list(self._let_go.items()):
             if now >= receiving.deadline:
@@ -433,7 +432,7 @@ class DecodeMachine:
         except PdxferError as error:
             if isinstance(error, LayoutMismatchError):
                 self._tell_refused(receiving, worker)
-            self._fail(receiving, error, now)
+            self._receives.fail(receiving, error, now)
             return
         if isinstance(found, str):
             return
@@ -459,7 +458,7 @@ class DecodeMachine:
                 receiver_count=worker.rank.instance_size,
                 place=place,
             )
-            self._effects.append(Tell(key[0], message))
+            self._receives.effects.append(Tell(key[0], message))
 
     def _tell_let_go(self) -> None:
         """Bind and abort what the worker gave up early, so that the room's send ends."""
@@ -479,7 +478,7 @@ class DecodeMachine:
             self._tell_receives(receiving, worker, list(instance.workers))
             for peer_id in sorted({key[0] for key in instance.workers}):
                 message = Abort(generation=generation, reason=str(receiving.error))
-                self._effects.append(Tell(peer_id, message))
+                self._receives.effects.append(Tell(peer_id, message))
 
     def _tell_refused(self, receiving: Receiving, worker: Worker) -> None:
         """Name the room to a refusing pair, so that its send fails with the same error."""
@@ -488,80 +487,14 @@ class DecodeMachine:
 
     def _tell_places(self, receiving: Receiving) -> None:
         for key in receiving.debts:
-            self._effects.append(Tell(key[0], place_message(receiving, key)))
-
-    def _settle(self, receiving: Receiving) -> None:
-        if receiving.error is not None:
-            return
-        if receiving.committed:
-            receiving.advance(ReceivingEvent.COMMITTED)
-            self._finish(receiving)  # the worker hears it first: this is the latency that counts
-            for peer_id in sorted(receiving.bound):
-                self._effects.append(Tell(peer_id, Committed(generation=receiving.generation)))
-        elif receiving.state is State.WAITING and receiving.matched:
-            receiving.advance(ReceivingEvent.BOUND)
-            self._show(receiving)
-
-    def _fail(self, receiving: Receiving, error: PdxferError, now: float) -> None:
-        if receiving.error is not None or receiving.state in FINAL:
-            return
-        receiving.error = error
-        for peer_id in sorted(receiving.bound):
-            if not (self.peers[peer_id].gone if peer_id in self.peers else True):
-                self._effects.append(
-                    Tell(peer_id, Abort(generation=receiving.generation, reason=str(error)))
-                )
-        if receiving.state is State.WAITING and not receiving.told:
-            receiving.advance(ReceivingEvent.FAILED_UNTOLD)
-            self._finish(receiving)
-            return
-        receiving.advance(ReceivingEvent.FAILED_TOLD)
-        receiving.drain_deadline = now + limits.DRAIN_DEADLINE_S
-        self._show(receiving)
-        self._settle_fence(receiving)
-
-    def _prove(self, receiving: Receiving, peer_id: bytes, proof: str) -> None:
-        if receiving.state in ENDING and peer_id in receiving.told:
-            receiving.proofs.setdefault(peer_id, proof)
-            self._settle_fence(receiving)
-
-    def _settle_fence(self, receiving: Receiving) -> None:
-        if receiving.state in ENDING and not receiving.unproven:
-            receiving.advance(ReceivingEvent.PROVEN)
-            self._finish(receiving)
-
-    def _finish(self, receiving: Receiving) -> None:
-        if receiving.pages is not None and receiving.worker in self._held:
-            self._held[receiving.worker].release(receiving.pages)
-        self._show(receiving)
-        self.live.pop(receiving.generation, None)
-        self._by_slot.pop((receiving.worker, receiving.slot), None)
-        self._free_departed(receiving.worker)
-        self._forget_gone()
-
-    def _check_quarantine(self, worker_id: int) -> None:
-        stuck: dict[str, int] = {}
-        for receiving in self.live.values():
-            if receiving.worker == worker_id and receiving.state is State.QUARANTINED:
-                for name, listed in (receiving.pages or {}).items():
-                    stuck[name] = stuck.get(name, 0) + len(listed.ids)
-        for name, count in stuck.items():
-            share = self._held[worker_id].share(name, count)
-            if share > limits.QUARANTINED_SHARE_MAX:
-                raise ResourceError(
-                    f"{count} pages of group {name} ({share:.0%}) are quarantined, at most "
-                    f"{limits.QUARANTINED_SHARE_MAX:.0%} may be; see `pdxfer status` for the "
-                    "senders whose end would free them",
-                    retryable=True,
-                    fields={"quarantined_pages": str(count)},
-                )
+            self._receives.effects.append(Tell(key[0], place_message(receiving, key)))
 
     def _announce(self) -> None:
         self._agreed.clear()
         self.revision += 1
         for peer in self.peers.values():
             if not peer.gone:
-                self._effects.append(Announce(peer.peer_id))
+                self._receives.effects.append(Announce(peer.peer_id))
 
     def _on_link(self, control: str) -> list[Receiving]:
         return [
@@ -570,34 +503,3 @@ class DecodeMachine:
             if receiving.error is None
             and any(split_address(address)[0] == control for address in receiving.prefill)
         ]
-
-    def _forget_gone(self) -> None:
-        for peer_id, peer in list(self.peers.items()):
-            if peer.gone and not any(peer_id in r.bound for r in self.live.values()):
-                del self.peers[peer_id]
-
-    def _free_departed(self, worker_id: int) -> None:
-        alive = any(receiving.worker == worker_id for receiving in self.live.values())
-        if worker_id in self._departing and not alive:
-            self._departing.discard(worker_id)
-            self._held.pop(worker_id, None)
-            self._effects.append(Free(worker_id))
-
-    def _show(self, receiving: Receiving) -> None:
-        debts = receiving.debts.values()
-        self._effects.append(
-            Show(
-                worker=receiving.worker,
-                slot=receiving.slot,
-                state=receiving.state,
-                error=receiving.error,
-                fence=receiving.fence if receiving.error is not None else "",
-                length_bytes=sum(d.expected_bytes for d in debts if d.committed),
-                runs=sum(debt.runs for debt in debts),
-                aux=receiving.aux if receiving.state is State.COMMITTED else b"",
-                lane=",".join(sorted(receiving.lanes)),
-                generation=receiving.generation,
-                peers=tuple(sorted(receiving.bound)),
-                detail={"room": receiving.room, "generation": receiving.generation},
-            )
-        )

@@ -7,8 +7,6 @@ of time. One machine an agent; not thread-safe, called on the agent's loop only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pdxfer import limits
 from pdxfer.errors import (
     LayoutMismatchError,
@@ -22,19 +20,15 @@ from pdxfer.errors import (
 from pdxfer.layout import Pages, check_page_ids
 from pdxfer.protocol.effects import (
     Announce,
-    Cancel,
     ClosePath,
     Effect,
-    Free,
     OpenPath,
-    Show,
     Tell,
 )
 from pdxfer.protocol.peers import DecodePeer, PathState
-from pdxfer.protocol.posting import ask_commit, check_tokens, post_chunk
 from pdxfer.protocol.sending import Leg, Sending
-from pdxfer.protocol.state import FINAL, State
-from pdxfer.protocol.tables import SendingEvent
+from pdxfer.protocol.sends import Sends
+from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Pair, Worker
 from pdxfer.wire.messages import (
     Abort,
@@ -59,14 +53,13 @@ class PrefillMachine:
         self.incarnation = incarnation
         self.workers: dict[int, Worker] = {}
         self.peers: dict[bytes, DecodePeer] = {}
-        self.sendings: dict[tuple[int, int], Sending] = {}
-        self._by_slot: dict[tuple[int, int], Sending] = {}
-        self._departing: set[int] = set()
-        self._effects: list[Effect] = []
+        self._sends = Sends(self.workers, self.peers)
+        self.sendings = self._sends.live
+        """(worker, room) to send, until it is final."""
 
     def take_effects(self) -> list[Effect]:
         """What is to be done since the last call, in order."""
-        effects, self._effects = self._effects, []
+        effects, self._sends.effects = self._sends.effects, []
         return effects
 
     # -- what a worker says ------------------------------------------------------------------
@@ -79,12 +72,12 @@ class PrefillMachine:
         """A worker went away. Its sends fail; its memory is freed once nothing reads it."""
         if self.workers.pop(worker_id, None) is None:
             return
-        self._departing.add(worker_id)
+        self._sends.departing.add(worker_id)
         error = PeerError(f"the prefill worker of this room went away: {reason}", retryable=True)
         for sending in [s for s in self.sendings.values() if s.worker == worker_id]:
-            self._fail(sending, error)
+            self._sends.fail(sending, error)
         self._tell_workers()
-        self._free_departed(worker_id)
+        self._sends.free_departed(worker_id)
 
     def open(
         self, worker_id: int, room: int, slot: int, *, deadline: float, lease_s: float
@@ -103,15 +96,15 @@ class PrefillMachine:
         layout = self.workers[worker_id].layout
         sending = Sending(worker_id, room, slot, deadline, lease_s, layout)
         self.sendings[key] = sending
-        self._by_slot[worker_id, slot] = sending
-        self._show(sending)
+        self._sends.by_slot[worker_id, slot] = sending
+        self._sends.show(sending)
         for peer in self.peers.values():
             for receive in peer.take_waiting(worker_id, room):
                 self._bind(peer, receive, sending)
             aborted = peer.aborted.pop((worker_id, room), None)
             if aborted is not None:
-                self._fail(sending, TransferError(aborted[0]))
-        self._pump(sending)
+                self._sends.fail(sending, TransferError(aborted[0]))
+        self._sends.pump(sending)
         return sending
 
     def send(
@@ -126,7 +119,7 @@ class PrefillMachine:
         aux: bytes,
     ) -> None:
         """Append a chunk. An error in it fails the send, since a chunk cannot be left out."""
-        sending = self._by_slot.get((worker_id, slot))
+        sending = self._sends.by_slot.get((worker_id, slot))
         if sending is None or sending.error is not None:
             return
         try:
@@ -141,16 +134,16 @@ class PrefillMachine:
             sending.add_chunk(pages, tokens, layers, last=last)
             sending.aux = aux or sending.aux
         except PdxferError as error:
-            self._fail(sending, error)
+            self._sends.fail(sending, error)
             return
-        self._pump(sending)
+        self._sends.pump(sending)
 
     def abort(self, worker_id: int, slot: int, reason: str) -> None:
         """The worker gives its send up; a commit that has left cannot be called back."""
-        sending = self._by_slot.get((worker_id, slot))
+        sending = self._sends.by_slot.get((worker_id, slot))
         if sending is not None and sending.state is not State.SENT:
             text = f"aborted by the prefill worker: {reason or 'no reason given'}"
-            self._fail(sending, TransferError(f"room {sending.room} was {text}"))
+            self._sends.fail(sending, TransferError(f"room {sending.room} was {text}"))
 
     # -- what a peer says --------------------------------------------------------------------
     def on_message(self, peer_id: bytes, message: Message, now: float) -> None:
@@ -185,10 +178,10 @@ class PrefillMachine:
             return
         peer.waiting.clear()
         error = PeerError(f"decode agent {peer_id.hex()[:12]} is away: {reason}", retryable=True)
-        for sending in self._of_peer(peer_id):
-            self._fail(sending, error, tell=False)
+        for sending in self._sends.of_peer(peer_id):
+            self._sends.fail(sending, error, tell=False)
         if peer.path in (PathState.OPENING, PathState.OPEN):
-            self._effects.append(ClosePath(peer_id))
+            self._sends.effects.append(ClosePath(peer_id))
         else:
             self.peers.pop(peer_id, None)
         peer.gone = True
@@ -197,14 +190,14 @@ class PrefillMachine:
         peer.take_attach(message)
         peer.judge(self.workers.values())
         if peer.path is PathState.OPEN and peer.lane == message.lane:
-            self._effects.append(Announce(peer.peer_id))
+            self._sends.effects.append(Announce(peer.peer_id))
         elif peer.path in (PathState.NONE, PathState.CLOSED):
             peer.path = PathState.OPENING
-            self._effects.append(OpenPath(peer.peer_id, message.lane, message.lane_address))
+            self._sends.effects.append(OpenPath(peer.peer_id, message.lane, message.lane_address))
 
     def _on_receive(self, peer: DecodePeer, message: Receive) -> None:
         if message.generation <= peer.mark or message.generation in peer.tombstones:
-            self._effects.append(Tell(peer.peer_id, Drained(generation=message.generation)))
+            self._sends.effects.append(Tell(peer.peer_id, Drained(generation=message.generation)))
             return
         verdict = peer.verdicts.get((message.source_worker, message.destination_worker))
         error: PdxferError | None = None
@@ -225,9 +218,9 @@ class PrefillMachine:
         sending = self.sendings.get((message.source_worker, message.room))
         if error is not None:
             peer.bury(message.generation)
-            self._tell_failed(peer.peer_id, message.generation, message.source_worker, error)
+            self._sends.tell_failed(peer.peer_id, message.generation, message.source_worker, error)
             if sending is not None and sending.state is State.WAITING:
-                self._fail(sending, error)
+                self._sends.fail(sending, error)
             elif verdict is not None and verdict.error is not None:
                 peer.wait(message)  # the room's send, when it comes, fails with the same error
             return
@@ -235,7 +228,7 @@ class PrefillMachine:
             peer.wait(message)
             return
         self._bind(peer, message, sending)
-        self._pump(sending)
+        self._sends.pump(sending)
 
     def _bind(self, peer: DecodePeer, receive: Receive, sending: Sending) -> None:
         verdict: Pair | None = peer.verdicts.get(
@@ -259,20 +252,20 @@ class PrefillMachine:
             )
         if error is not None or verdict is None:
             peer.bury(receive.generation)
-            self._tell_failed(
+            self._sends.tell_failed(
                 peer.peer_id,
                 receive.generation,
                 receive.source_worker,
                 error or PeerError("no plan"),
             )
             if isinstance(error, LayoutMismatchError):
-                self._fail(sending, error)
+                self._sends.fail(sending, error)
             return
         leg = Leg(peer=peer.peer_id, receive=receive, plan=verdict.plan)
         sending.receiver_count = receive.receiver_count
         sending.legs[leg.key] = leg
         peer.legs.setdefault(leg.generation, []).append((sending.worker, sending.room))
-        self._effects.append(
+        self._sends.effects.append(
             Tell(
                 peer.peer_id,
                 Matched(generation=leg.generation, source_worker=receive.source_worker),
@@ -282,16 +275,16 @@ class PrefillMachine:
             self._place(sending, leg, receive.place)
 
     def _on_place(self, peer: DecodePeer, message: Place) -> None:
-        for sending, leg in self._legs(peer, message.generation):
+        for sending, leg in self._sends.legs(peer, message.generation):
             if leg.receive.source_worker == message.source_worker:
                 self._place(sending, leg, message)
-                self._pump(sending)
+                self._sends.pump(sending)
                 return
         peer.place_waiting(message)
 
     def _place(self, sending: Sending, leg: Leg, place: Place) -> None:
         if leg.place is not None:
-            self._fail(
+            self._sends.fail(
                 sending,
                 RemoteProtocolError(f"room {sending.room}: its pages were placed twice"),
             )
@@ -302,7 +295,7 @@ class PrefillMachine:
                 for name, group in place.groups.items()
             }
         except PdxferError as error:
-            self._fail(sending, error)
+            self._sends.fail(sending, error)
             return
         leg.place, leg.pages = place, pages
 
@@ -315,11 +308,11 @@ class PrefillMachine:
         peer.abort_waiting(generation, text, now + limits.UNMATCHED_DEADLINE_S)
         peer.bury(generation)
         error = TransferError(text)
-        legs = list(self._legs(peer, generation))
+        legs = list(self._sends.legs(peer, generation))
         peer.asked.add(generation)
         for sending, _ in legs:
-            self._fail(sending, error, tell=False)
-        self._answer_drained(peer, generation)
+            self._sends.fail(sending, error, tell=False)
+        self._sends.answer_drained(peer, generation)
 
     def _abort_life(self, peer: DecodePeer, message: Abort) -> None:
         life = message.decode_incarnation
@@ -329,26 +322,26 @@ class PrefillMachine:
             self.peer_lost(life, f"replaced by a new life: {message.reason}")
             if life in self.peers:
                 return
-        self._effects.append(Tell(peer.peer_id, Drained(decode_incarnation=life)))
+        self._sends.effects.append(Tell(peer.peer_id, Drained(decode_incarnation=life)))
 
     def _on_committed(self, peer: DecodePeer, generation: int) -> None:
-        for sending, leg in list(self._legs(peer, generation)):
+        for sending, leg in list(self._sends.legs(peer, generation)):
             leg.committed = True
-            self._settle(sending)
+            self._sends.settle(sending)
 
     # -- what the lane says ------------------------------------------------------------------
     def on_path_opened(self, peer_id: bytes, error: str) -> None:
         """The path to a decode life is usable, or could not be opened."""
         peer = self.peers.get(peer_id)
         if peer is None or peer.gone:
-            self._effects.append(ClosePath(peer_id))
+            self._sends.effects.append(ClosePath(peer_id))
             return
         if error:
             peer.path = PathState.CLOSED
             self._lane_failed(peer, f"the lane could not be opened: {error}")
             return
         peer.path = PathState.OPEN
-        self._effects.append(Announce(peer_id))
+        self._sends.effects.append(Announce(peer_id))
 
     def on_batch(
         self,
@@ -360,33 +353,35 @@ class PrefillMachine:
         error: str,
     ) -> None:
         """One batch of a leg ended: placed and flushed, or with its first error."""
-        for sending, leg in self._legs(self.peers.get(peer_id), generation):
+        for sending, leg in self._sends.legs(self.peers.get(peer_id), generation):
             if sending.worker != source_worker:
                 continue
             leg.batches_in_flight -= 1
             leg.bytes_placed += length_bytes
             if error:
-                self._fail(sending, PeerError(f"a write to decode failed: {error}", retryable=True))
+                self._sends.fail(
+                    sending, PeerError(f"a write to decode failed: {error}", retryable=True)
+                )
             return
 
     def on_commit_sent(
         self, peer_id: bytes, generation: int, source_worker: int, *, error: str
     ) -> None:
         """A commit has left behind its bytes, or cannot."""
-        for sending, leg in self._legs(self.peers.get(peer_id), generation):
+        for sending, leg in self._sends.legs(self.peers.get(peer_id), generation):
             if sending.worker != source_worker:
                 continue
             if error:
-                self._fail(sending, PeerError(f"the commit failed: {error}", retryable=True))
+                self._sends.fail(sending, PeerError(f"the commit failed: {error}", retryable=True))
                 return
             if leg.bytes_placed != leg.bytes_planned and sending.error is None:
                 text = (
                     f"placed {leg.bytes_placed} of {leg.bytes_planned} bytes and no error was told"
                 )
-                self._fail(sending, LocalProtocolError(f"room {sending.room}: {text}"))
+                self._sends.fail(sending, LocalProtocolError(f"room {sending.room}: {text}"))
                 return
             leg.sent = True
-            self._settle(sending)
+            self._sends.settle(sending)
             return
 
     def on_cancelled(self, peer_id: bytes, generation: int) -> None:
@@ -394,12 +389,12 @@ class PrefillMachine:
         peer = self.peers.get(peer_id)
         if peer is None:
             return
-        for sending, leg in list(self._legs(peer, generation)):
+        for sending, leg in list(self._sends.legs(peer, generation)):
             leg.drained = True
             leg.batches_in_flight = 0
-            self._settle(sending)
+            self._sends.settle(sending)
         peer.asked.add(generation)
-        self._answer_drained(peer, generation)
+        self._sends.answer_drained(peer, generation)
 
     def on_path_closed(self, peer_id: bytes, error: str, *, drained: bool) -> None:
         """The path is closed: nothing reads our memory for it any more; its transfers fail.
@@ -411,17 +406,17 @@ class PrefillMachine:
             return
         peer.path = PathState.CLOSED
         failure = PeerError(f"the path to decode is closed: {error or 'in order'}", retryable=True)
-        for sending in self._of_peer(peer_id):
-            self._fail(sending, failure)
+        for sending in self._sends.of_peer(peer_id):
+            self._sends.fail(sending, failure)
         for generation in list(peer.legs):
-            busy = any(not leg.drained for _, leg in self._legs(peer, generation))
+            busy = any(not leg.drained for _, leg in self._sends.legs(peer, generation))
             if busy and not drained:
                 peer.unproven.add(generation)
             self.on_cancelled(peer_id, generation)
         if peer.gone:
             self.peers.pop(peer_id, None)
             if peer.drained_asked_by and not peer.unproven:
-                self._effects.append(
+                self._sends.effects.append(
                     Tell(peer.drained_asked_by, Drained(decode_incarnation=peer_id))
                 )
         else:
@@ -439,7 +434,7 @@ class PrefillMachine:
                         f"room {sending.room}: {came} of {sending.receiver_count} receivers had "
                         "come and placed pages before its deadline"
                     )
-                self._fail(sending, PeerError(text, retryable=True))
+                self._sends.fail(sending, PeerError(text, retryable=True))
             elif sending.state in (State.READY, State.MOVING, State.SENT):
                 self._check_lease(sending, now)
         for peer_id, peer in list(self.peers.items()):
@@ -454,160 +449,16 @@ class PrefillMachine:
             if leg.committed or peer is None or now - peer.last_heard <= sending.lease_s:
                 continue
             text = f"no sign of the decode agent for the lease of {sending.lease_s} s"
-            self._fail(sending, PeerError(f"room {sending.room}: {text}", retryable=True))
+            self._sends.fail(sending, PeerError(f"room {sending.room}: {text}", retryable=True))
             return
 
     # -- inside ------------------------------------------------------------------------------
-    def _pump(self, sending: Sending) -> None:
-        """Move what can move: bind, post chunks in order to every leg, ask for commits."""
-        if sending.error is not None or not sending.matched:
-            return
-        try:
-            if sending.state is State.WAITING:
-                sending.advance(SendingEvent.BOUND)
-                self._show(sending)
-            for leg in sending.legs.values():
-                check_tokens(sending, leg)
-                while leg.chunks_posted < len(sending.chunks):
-                    self._post(sending, leg)
-                if sending.complete and not leg.commit_asked:
-                    index = self.workers[sending.worker].rank.index
-                    self._effects.extend(ask_commit(sending, leg, index))
-        except PdxferError as error:
-            self._fail(sending, error)
-            return
-        self._settle(sending)
-
-    def _post(self, sending: Sending, leg: Leg) -> None:
-        if self.peers[leg.peer].path is not PathState.OPEN:
-            raise PeerError("the path to decode is not open", retryable=True)
-        self._effects.extend(post_chunk(sending, leg, sending.chunks[leg.chunks_posted]))
-        if sending.state is State.READY:
-            sending.advance(SendingEvent.POSTED)
-            self._show(sending)
-
-    def _settle(self, sending: Sending) -> None:
-        """Take every step that the flags of the legs allow."""
-        legs = sending.legs.values()
-        if sending.state is State.FENCING:
-            if all(leg.drained for leg in legs):
-                sending.advance(SendingEvent.DRAINED)
-                self._finish(sending)
-            return
-        if sending.state is State.MOVING and sending.complete and all(leg.sent for leg in legs):
-            sending.advance(SendingEvent.FLUSHED)
-            self._show(sending)
-        if sending.state is State.SENT and all(leg.committed for leg in legs):
-            sending.advance(SendingEvent.COMMITTED)
-            self._finish(sending)
-
-    def _fail(self, sending: Sending, error: PdxferError, *, tell: bool = True) -> None:
-        if sending.state in FINAL or sending.state is State.FENCING:
-            return
-        sending.error = error
-        for leg in sending.legs.values():
-            if leg.committed:
-                continue
-            leg.drained = leg.sent or not (leg.batches_in_flight or leg.commit_asked)
-            if not leg.drained:
-                self._effects.append(Cancel(leg.peer, leg.generation))
-            if tell:
-                self._tell_failed(leg.peer, leg.generation, sending.worker, error)
-        busy = any(not leg.drained for leg in sending.legs.values())
-        sending.advance(SendingEvent.FAILED_BUSY if busy else SendingEvent.FAILED_IDLE)
-        legs = list(sending.legs.values())
-        if busy:
-            self._show(sending)
-        else:
-            self._finish(sending)
-        for leg in legs:
-            # One transfer fails as a whole: the other source workers of this agent stop too.
-            for other, _ in list(self._legs(self.peers.get(leg.peer), leg.generation)):
-                if other is not sending and not leg.committed:
-                    self._fail(other, error, tell=tell)
-
-    def _finish(self, sending: Sending) -> None:
-        self._show(sending)
-        self.sendings.pop((sending.worker, sending.room), None)
-        self._by_slot.pop((sending.worker, sending.slot), None)
-        for leg in sending.legs.values():
-            peer = self.peers.get(leg.peer)
-            if peer is not None:
-                peer.forget(leg.generation, (sending.worker, sending.room))
-                self._answer_drained(peer, leg.generation)
-        self._free_departed(sending.worker)
-
-    def _answer_drained(self, peer: DecodePeer, generation: int) -> None:
-        """Say `Drained` where decode has asked, once nothing of the generation is alive here."""
-        if generation in peer.asked and generation not in peer.legs.keys() | peer.unproven:
-            peer.asked.discard(generation)
-            self._effects.append(Tell(peer.peer_id, Drained(generation=generation)))
-
-    def _free_departed(self, worker_id: int) -> None:
-        alive = any(sending.worker == worker_id for sending in self.sendings.values())
-        if worker_id in self._departing and not alive:
-            self._departing.discard(worker_id)
-            self._effects.append(Free(worker_id))
-
     def _tell_workers(self) -> None:
         for peer in self.peers.values():
             peer.judge(self.workers.values())
             if peer.path is PathState.OPEN:
-                self._effects.append(Announce(peer.peer_id))
+                self._sends.effects.append(Announce(peer.peer_id))
 
     def _lane_failed(self, peer: DecodePeer, text: str) -> None:
         message = LaneFailed(revision=peer.revision, lane=peer.lane, text=text)
-        self._effects.append(Tell(peer.peer_id, message))
-
-    def _tell_failed(self, peer: bytes, generation: int, worker: int, error: PdxferError) -> None:
-        told = error.to_wire()
-        self._effects.append(
-            Tell(
-                peer,
-                Failed(
-                    generation=generation,
-                    source_worker=worker,
-                    code=told["code"],
-                    text=told["text"],
-                    retryable=told["retryable"],
-                    fields=told["fields"],
-                ),
-            )
-        )
-
-    def _legs(self, peer: DecodePeer | None, generation: int) -> Iterator[tuple[Sending, Leg]]:
-        if peer is None:
-            return
-        for key in list(peer.legs.get(generation, ())):
-            sending = self.sendings.get(key)
-            if sending is not None and (peer.peer_id, generation) in sending.legs:
-                yield sending, sending.legs[peer.peer_id, generation]
-
-    def _of_peer(self, peer_id: bytes) -> list[Sending]:
-        return [
-            sending
-            for sending in self.sendings.values()
-            if any(leg.peer == peer_id and not leg.committed for leg in sending.legs.values())
-        ]
-
-    def _show(self, sending: Sending) -> None:
-        places = [leg.place.prefix_tokens for leg in sending.legs.values() if leg.place is not None]
-        known = sending.state is not State.WAITING and bool(places)
-        lanes = {
-            self.peers[leg.peer].lane for leg in sending.legs.values() if leg.peer in self.peers
-        }
-        self._effects.append(
-            Show(
-                worker=sending.worker,
-                slot=sending.slot,
-                state=sending.state,
-                error=sending.error,
-                prefix_tokens=min(places) if known else None,
-                length_bytes=sum(leg.bytes_placed for leg in sending.legs.values()),
-                runs=sum(leg.runs for leg in sending.legs.values()),
-                lane=",".join(sorted(lanes)),
-                generation=min((leg.generation for leg in sending.legs.values()), default=0),
-                peers=tuple(sorted({leg.peer for leg in sending.legs.values()})),
-                detail={"room": sending.room, "receivers": sending.receiver_count},
-            )
-        )
+        self._sends.effects.append(Tell(peer.peer_id, message))

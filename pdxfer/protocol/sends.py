@@ -1,0 +1,197 @@
+"""The live sends of a prefill agent: each is moved as far as it can be, and ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pdxfer.errors import (
+    PdxferError,
+    PeerError,
+)
+from pdxfer.protocol.effects import (
+    Cancel,
+    Effect,
+    Free,
+    Show,
+    Tell,
+)
+from pdxfer.protocol.peers import DecodePeer, PathState
+from pdxfer.protocol.posting import ask_commit, check_tokens, post_chunk
+from pdxfer.protocol.sending import Leg, Sending
+from pdxfer.protocol.state import FINAL, State
+from pdxfer.protocol.tables import SendingEvent
+from pdxfer.protocol.workers import Worker
+from pdxfer.wire.messages import (
+    Drained,
+    Failed,
+)
+
+
+class Sends:
+    """The sends of one agent. State changes through the table only."""
+
+    def __init__(self, workers: dict[int, Worker], peers: dict[bytes, DecodePeer]) -> None:
+        self.workers = workers
+        self.peers = peers
+        self.live: dict[tuple[int, int], Sending] = {}
+        """(worker, room) to send, until it is final."""
+        self.by_slot: dict[tuple[int, int], Sending] = {}
+        """(worker, board slot) to send."""
+        self.departing: set[int] = set()
+        """Workers that went away and whose memory may still be read."""
+        self.effects: list[Effect] = []
+        """What is to be done, in order."""
+
+    def pump(self, sending: Sending) -> None:
+        """Move what can move: bind, post chunks in order to every leg, ask for commits."""
+        if sending.error is not None or not sending.matched:
+            return
+        try:
+            if sending.state is State.WAITING:
+                sending.advance(SendingEvent.BOUND)
+                self.show(sending)
+            for leg in sending.legs.values():
+                check_tokens(sending, leg)
+                while leg.chunks_posted < len(sending.chunks):
+                    self._post(sending, leg)
+                if sending.complete and not leg.commit_asked:
+                    index = self.workers[sending.worker].rank.index
+                    self.effects.extend(ask_commit(sending, leg, index))
+        except PdxferError as error:
+            self.fail(sending, error)
+            return
+        self.settle(sending)
+
+    def _post(self, sending: Sending, leg: Leg) -> None:
+        if self.peers[leg.peer].path is not PathState.OPEN:
+            raise PeerError("the path to decode is not open", retryable=True)
+        self.effects.extend(post_chunk(sending, leg, sending.chunks[leg.chunks_posted]))
+        if sending.state is State.READY:
+            sending.advance(SendingEvent.POSTED)
+            self.show(sending)
+
+    def settle(self, sending: Sending) -> None:
+        """Take every step that the flags of the legs allow."""
+        legs = sending.legs.values()
+        if sending.state is State.FENCING:
+            if all(leg.drained for leg in legs):
+                sending.advance(SendingEvent.DRAINED)
+                self.finish(sending)
+            return
+        if sending.state is State.MOVING and sending.complete and all(leg.sent for leg in legs):
+            sending.advance(SendingEvent.FLUSHED)
+            self.show(sending)
+        if sending.state is State.SENT and all(leg.committed for leg in legs):
+            sending.advance(SendingEvent.COMMITTED)
+            self.finish(sending)
+
+    def fail(self, sending: Sending, error: PdxferError, *, tell: bool = True) -> None:
+        """End a send: drop what is not posted, wait for the rest; tell decode unless it asked.
+
+        The other source workers of this agent that serve the same transfer end with it.
+        """
+        if sending.state in FINAL or sending.state is State.FENCING:
+            return
+        sending.error = error
+        for leg in sending.legs.values():
+            if leg.committed:
+                continue
+            leg.drained = leg.sent or not (leg.batches_in_flight or leg.commit_asked)
+            if not leg.drained:
+                self.effects.append(Cancel(leg.peer, leg.generation))
+            if tell:
+                self.tell_failed(leg.peer, leg.generation, sending.worker, error)
+        busy = any(not leg.drained for leg in sending.legs.values())
+        sending.advance(SendingEvent.FAILED_BUSY if busy else SendingEvent.FAILED_IDLE)
+        legs = list(sending.legs.values())
+        if busy:
+            self.show(sending)
+        else:
+            self.finish(sending)
+        for leg in legs:
+            # One transfer fails as a whole: the other source workers of this agent stop too.
+            for other, _ in list(self.legs(self.peers.get(leg.peer), leg.generation)):
+                if other is not sending and not leg.committed:
+                    self.fail(other, error, tell=tell)
+
+    def finish(self, sending: Sending) -> None:
+        """The send is final: its pages are the worker's."""
+        self.show(sending)
+        self.live.pop((sending.worker, sending.room), None)
+        self.by_slot.pop((sending.worker, sending.slot), None)
+        for leg in sending.legs.values():
+            peer = self.peers.get(leg.peer)
+            if peer is not None:
+                peer.forget(leg.generation, (sending.worker, sending.room))
+                self.answer_drained(peer, leg.generation)
+        self.free_departed(sending.worker)
+
+    def answer_drained(self, peer: DecodePeer, generation: int) -> None:
+        """Say `Drained` where decode has asked, once nothing of the generation is alive here."""
+        if generation in peer.asked and generation not in peer.legs.keys() | peer.unproven:
+            peer.asked.discard(generation)
+            self.effects.append(Tell(peer.peer_id, Drained(generation=generation)))
+
+    def free_departed(self, worker_id: int) -> None:
+        """Give up the memory of a departed worker after its last send."""
+        alive = any(sending.worker == worker_id for sending in self.live.values())
+        if worker_id in self.departing and not alive:
+            self.departing.discard(worker_id)
+            self.effects.append(Free(worker_id))
+
+    def tell_failed(self, peer: bytes, generation: int, worker: int, error: PdxferError) -> None:
+        """Tell decode the reason of a failure here."""
+        told = error.to_wire()
+        self.effects.append(
+            Tell(
+                peer,
+                Failed(
+                    generation=generation,
+                    source_worker=worker,
+                    code=told["code"],
+                    text=told["text"],
+                    retryable=told["retryable"],
+                    fields=told["fields"],
+                ),
+            )
+        )
+
+    def legs(self, peer: DecodePeer | None, generation: int) -> Iterator[tuple[Sending, Leg]]:
+        """The live legs of one transfer at this agent, with their sends."""
+        if peer is None:
+            return
+        for key in list(peer.legs.get(generation, ())):
+            sending = self.live.get(key)
+            if sending is not None and (peer.peer_id, generation) in sending.legs:
+                yield sending, sending.legs[peer.peer_id, generation]
+
+    def of_peer(self, peer_id: bytes) -> list[Sending]:
+        """Sends that still owe something to a decode life."""
+        return [
+            sending
+            for sending in self.live.values()
+            if any(leg.peer == peer_id and not leg.committed for leg in sending.legs.values())
+        ]
+
+    def show(self, sending: Sending) -> None:
+        """Tell the worker where its send is."""
+        places = [leg.place.prefix_tokens for leg in sending.legs.values() if leg.place is not None]
+        known = sending.state is not State.WAITING and bool(places)
+        lanes = {
+            self.peers[leg.peer].lane for leg in sending.legs.values() if leg.peer in self.peers
+        }
+        self.effects.append(
+            Show(
+                worker=sending.worker,
+                slot=sending.slot,
+                state=sending.state,
+                error=sending.error,
+                prefix_tokens=min(places) if known else None,
+                length_bytes=sum(leg.bytes_placed for leg in sending.legs.values()),
+                runs=sum(leg.runs for leg in sending.legs.values()),
+                lane=",".join(sorted(lanes)),
+                generation=min((leg.generation for leg in sending.legs.values()), default=0),
+                peers=tuple(sorted({leg.peer for leg in sending.legs.values()})),
+                detail={"room": sending.room, "receivers": sending.receiver_count},
+            )
+        )
