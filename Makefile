@@ -50,12 +50,12 @@ check: build  ## ruff, mypy, layers, clang-format
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
 define native_tests
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake -S native -B build/native-$(1) -G Ninja -Wno-dev \
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake -S native -B build/native-$(1) -G Ninja \
 	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DPDX_BUILD_TESTS=ON -DPDX_BUILD_PYTHON=OFF \
-	    -DPDX_SANITIZE=$(2) > build/native-$(1).log
+	    -DPDX_SANITIZE=$(2) $(if $(2),-DCMAKE_CXX_FLAGS_RELEASE=-O1) > build/native-$(1).log
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake --build build/native-$(1) >> build/native-$(1).log \
 	    || { tail -n 60 build/native-$(1).log; exit 1; }
-	$(BIN)/ctest --test-dir build/native-$(1) --no-tests=error --output-on-failure
+	$(BIN)/ctest --test-dir build/native-$(1) -j$(JOBS) --no-tests=error --output-on-failure
 endef
 
 test-native: build  ## C++ tests: plain, ASan+UBSan, TSan

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 
-from pdxfer.daemon.log import JsonFormatter, TextFormatter
+from pdxfer.daemon.log import JsonFormatter, StderrHandler, TextFormatter
 
 
 def record(event="transfer", fields=None, **loose):
@@ -49,3 +49,29 @@ def test_an_exception_is_shown():
         made.exc_info = sys.exc_info()
     assert "'inner'" in json.loads(JsonFormatter().format(made))["exception"]
     assert "'inner'" in TextFormatter().format(made)
+
+
+def test_the_second_is_kept_and_the_microsecond_is_not():
+    formatter = TextFormatter()
+    first, second = record(), record()
+    first.created, second.created = 1_700_000_000.25, 1_700_000_000.75
+    assert formatter.format(first).startswith("2023-11-14T22:13:20.250000Z ")
+    assert formatter.format(second).startswith("2023-11-14T22:13:20.750000Z ")
+
+
+def test_a_line_is_one_write_and_a_broken_stderr_is_survived(monkeypatch):
+    written = []
+    handler = StderrHandler(lambda fd, data: written.append((fd, data)) or len(data))
+    handler.setFormatter(TextFormatter())
+    handler.emit(record(fields={"a": 1}))
+    assert len(written) == 1
+    assert written[0][0] == 2
+    assert written[0][1].endswith(b"transfer a=1\n")
+
+    def closed(fd, data):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    broken = StderrHandler(closed)
+    broken.setFormatter(TextFormatter())
+    broken.emit(record())
