@@ -13,7 +13,7 @@ from pdxfer import limits
 from pdxfer.agent.base import Agent
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.control import ControlLink
-from pdxfer.agent.host import host_id
+from pdxfer.agent.host import canonical_address, host_id
 from pdxfer.agent.keys import load_client_keys
 from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.ports import WorkerPort, to_pages
@@ -227,11 +227,12 @@ class DecodeAgent(Agent):
         """
         if not addresses:
             raise ConfigError("prefill= names no address; pass the `addresses` of a PrefillClient")
-        for address in addresses:
+        canonical = tuple(canonical_address(address) for address in addresses)
+        for address in canonical:
             control, _ = split_address(address)
             if control not in self._links:
                 self._start_link(control)
-        return tuple(addresses)
+        return canonical
 
     def _start_link(self, control: str) -> None:
         link = ControlLink(
