@@ -4,7 +4,8 @@ from pdxfer.client.cache import Cache, EmbeddedAgent
 from pdxfer.client.client import Client
 from pdxfer.client.decode import DecodeClient, Receiving
 from pdxfer.client.prefill import PrefillClient, Sending
-from pdxfer.client.transfer import Commit, Transfer
+from pdxfer.client.record import Commit
+from pdxfer.client.transfer import Transfer
 from pdxfer.layout import Pages, PlanSummary, Rank
 from pdxfer.protocol.state import State
 

@@ -10,7 +10,6 @@ held while a thread waits or while `on_message` runs.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import select
 import socket
@@ -20,14 +19,9 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from pdxfer.errors import (
-    ConfigError,
-    DaemonUnavailableError,
-    PdxferError,
-    ProtocolError,
-    from_wire,
-)
-from pdxfer.local.connection import Inbox, Outbox, encode
+from pdxfer.client.line import Line, from_wire_refused, not_accepting, not_connected
+from pdxfer.errors import DaemonUnavailableError, PdxferError, ProtocolError
+from pdxfer.local.connection import encode
 from pdxfer.local.messages import FromAgent, LocalMessage, Refused
 
 if TYPE_CHECKING:
@@ -36,7 +30,7 @@ if TYPE_CHECKING:
 _HANG_UP: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
-class Channel:
+class Channel(Line):
     """One connection to an agent. Made connected; `close` is final."""
 
     def __init__(self, socket_path: str, timeout_s: float) -> None:
@@ -44,37 +38,19 @@ class Channel:
 
         Raises: DaemonUnavailableError when nobody listens at `socket_path`.
         """
-        self.socket_path = socket_path
-        self.on_message: Callable[[FromAgent], None] = _ignore
-        """Called with each message, in order, on the thread that reads, before its waiter wakes."""
-        self.failure: PdxferError | None = None
-        """Why the connection is unusable; None while it is fine."""
+        super().__init__(socket_path)
         self._timeout_s = timeout_s
         self._sock = _connect(socket_path, timeout_s)
-        self._inbox: Inbox[FromAgent] = Inbox(FromAgent)
-        self._outbox = Outbox()
         self._out_lock = threading.Lock()
         self._changed = threading.Condition(threading.Lock())
         self._leading = False
         self._closed = False
         self._eventfd = -1
-        self._ids = itertools.count(1)
-        self._answers: dict[int, tuple[FromAgent, list[int]] | None] = {}
-        """By request awaited: the answer, None until it comes."""
 
     def watch(self, eventfd: int) -> None:
         """Take over the board's eventfd: a change of the board wakes whoever waits here."""
         self._eventfd = eventfd
         self._close_eventfd = weakref.finalize(self, os.close, eventfd)
-
-    def new_request(self) -> int:
-        """A number that no other request of this channel has."""
-        return next(self._ids)
-
-    def check(self) -> None:
-        """Raise what ended the connection, if anything did. No system call."""
-        if self.failure is not None:
-            raise from_wire(self.failure.to_wire())
 
     def request(
         self, message: LocalMessage, fds: Sequence[int] = (), *, timeout_s: float | None = None
@@ -92,11 +68,7 @@ class Channel:
         try:
             self.post(message, fds)
             if not self.wait_until(lambda: self._answers[number] is not None, deadline):
-                raise DaemonUnavailableError(
-                    f"the agent at {self.socket_path} did not answer {type(message).__name__} "
-                    f"within timeout_s={timeout_s:g}",
-                    retryable=True,
-                )
+                raise self._unanswered(message, timeout_s)
         finally:
             with self._changed:
                 answered = self._answers.pop(number)
@@ -117,10 +89,6 @@ class Channel:
             pending = not self._flush()
         if pending:
             self._wake_leader()
-
-    def drained(self) -> bool:
-        """Whether the kernel has all that was posted."""
-        return self._outbox.queued_bytes == 0
 
     def wait_until(self, done: Callable[[], bool], deadline: float) -> bool:
         """Read for all until `done()`, or the deadline (of `time.monotonic`); says which.
@@ -183,20 +151,8 @@ class Channel:
         try:
             if self._poll(timeout_s):
                 self._read()
-        except EOFError:
-            self._fail(
-                DaemonUnavailableError(
-                    f"the agent at {self.socket_path} is gone: it closed the connection"
-                )
-            )
-        except OSError as error:
-            self._fail(
-                DaemonUnavailableError(
-                    f"the connection to the agent at {self.socket_path} failed: {error.strerror}"
-                )
-            )
-        except ProtocolError as error:
-            self._fail(error)
+        except (EOFError, OSError, ProtocolError) as error:
+            self._fail(self._failure_of(error))
         finally:
             with self._changed:
                 self._leading = False
@@ -222,32 +178,9 @@ class Channel:
             readable = bool(events & (select.POLLIN | _HANG_UP))
         return readable
 
-    def _read(self) -> None:
-        while self._inbox.receive(self._sock):
-            while (got := self._inbox.next()) is not None:
-                self._dispatch(*got)
-
-    def _dispatch(self, message: FromAgent, fds: list[int]) -> None:
-        self.on_message(message)
+    def _answer(self, message: FromAgent, fds: list[int]) -> bool:
         with self._changed:
-            if self._answers.get(message.request, fds) is None:  # awaited, and the first answer
-                self._answers[message.request] = (message, fds)
-                return
-        for fd in fds:
-            os.close(fd)
-        if isinstance(message, Refused) and not message.request:
-            # The agent refuses this connection as a whole, and closes it.
-            self._fail(from_wire_refused(message))
-
-    def _flush(self) -> bool:
-        """Called with `_out_lock`; True when nothing is left to send."""
-        try:
-            return self._outbox.flush(self._sock)
-        except OSError:
-            # The agent hung up. What it said before is still to be read, and then its end: the
-            # reader reports that.
-            self._outbox.close()
-            return True
+            return super()._answer(message, fds)
 
     def _wake_leader(self) -> None:
         """Have the leader poll again: it must now wait for the socket to take more."""
@@ -262,18 +195,6 @@ class Channel:
             self._changed.notify_all()
 
 
-def from_wire_refused(refused: Refused) -> PdxferError:
-    """The error in a refusal, made anew: a raised exception collects tracebacks."""
-    return from_wire(
-        {
-            "code": refused.code,
-            "text": refused.text,
-            "retryable": refused.retryable,
-            "fields": refused.fields,
-        }
-    )
-
-
 def _connect(socket_path: str, timeout_s: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # Connecting waits while the agent's backlog is full. Python's own timeout would make that an
@@ -285,21 +206,9 @@ def _connect(socket_path: str, timeout_s: float) -> socket.socket:
         sock.connect(socket_path)
     except BlockingIOError as error:
         sock.close()
-        raise DaemonUnavailableError(
-            f"the agent at socket_path={socket_path} does not accept within "
-            f"timeout_s={timeout_s:g}",
-            retryable=True,
-        ) from error
+        raise not_accepting(socket_path, timeout_s) from error
     except OSError as error:
         sock.close()
-        if error.errno is None:
-            raise ConfigError(f"socket_path={socket_path}: {error}") from error
-        raise DaemonUnavailableError(
-            f"no agent at socket_path={socket_path}: {error.strerror}", retryable=True
-        ) from error
+        raise not_connected(socket_path, error) from error
     sock.setblocking(False)
     return sock
-
-
-def _ignore(message: FromAgent) -> None:
-    """Nobody listens yet."""

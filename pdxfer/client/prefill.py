@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from pdxfer import limits
 from pdxfer.client.client import Client
-from pdxfer.client.pages import (
-    check_count,
-    check_layers,
-    check_room,
-    check_seconds,
-    normalise,
-    pack,
-)
+from pdxfer.client.record import SendingRecord
+from pdxfer.client.requests import chunk_message, open_message
 from pdxfer.client.transfer import Transfer
-from pdxfer.errors import ConfigError, LocalProtocolError
-from pdxfer.local.messages import OpenSend, SendChunk
-from pdxfer.protocol.state import RETURNED_AT_PREFILL, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pdxfer.layout import KVLayout
-
-_ENDED = frozenset({State.SENT, State.COMMITTED, State.FENCING, State.QUARANTINED, State.FAILED})
+    from pdxfer.local.messages import SendChunk
 
 
 class Event(Protocol):
@@ -37,21 +24,11 @@ class Event(Protocol):
         ...
 
 
-class Sending(Transfer):
+class Sending(SendingRecord, Transfer):
     """A room's cache on its way out of this worker; its source pages are the worker's from SENT on.
 
     One thread at a time may call `send`.
     """
-
-    returned = RETURNED_AT_PREFILL
-    _last_sent = False
-
-    @property
-    def prefix_tokens(self) -> int | None:
-        """Tokens that decode has already and that are not sent; known from READY on, else None."""
-        if self._prefix_tokens is None and self.poll() is not State.WAITING:
-            self._client.channel.collect()
-        return self._prefix_tokens
 
     def send(
         self,
@@ -86,31 +63,28 @@ class Sending(Transfer):
             The transfer's own error: it has failed already.
         """
         self._check_open()
-        chunk = msgspec.structs.replace(
-            chunk_message(
-                self._client.layout, pages, tokens=tokens, layers=layers, last=last, aux=aux
-            ),
-            request=self.request,
+        chunk = chunk_message(
+            self._client.layout,
+            pages,
+            tokens=tokens,
+            layers=layers,
+            last=last,
+            aux=aux,
             transfer=self.slot,
+            request=self.request,
         )
         if after is not None:
             after.synchronize()
         self._hand_over(chunk)
-        self._last_sent = last
-
-    def note_chunk(self, chunk: SendChunk | None) -> None:
-        """The first chunk went with the opening."""
-        self._last_sent = chunk is not None and chunk.last
+        self.note_chunk(chunk)
 
     # -- inside --------------------------------------------------------------------------------
     def _check_open(self) -> None:
-        if self._last_sent:
-            raise LocalProtocolError(f"room {self.room}: its last chunk has been sent")
+        self._check_last_not_sent()
         error = self.error
         if error is not None:
             raise error
-        if self.poll() in _ENDED:
-            raise LocalProtocolError(f"room {self.room} is {self.poll().name}: nothing can follow")
+        self._check_goes_on()
 
 
 class PrefillClient(Client):
@@ -121,8 +95,7 @@ class PrefillClient(Client):
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where decode agents reach this worker's instance: what decode passes as `prefill=`."""
-        suffix = f"#{self.instance}" if self.instance else ""
-        return tuple(address + suffix for address in self.hello.addresses)
+        return self._instance_addresses()
 
     def open(
         self, room: int, *, deadline_s: float | None = None, lease_s: float = limits.LEASE_S
@@ -145,16 +118,8 @@ class PrefillClient(Client):
     def _open(
         self, room: int, deadline_s: float | None, lease_s: float, chunk: SendChunk | None
     ) -> Sending:
-        check_room(room)
-        deadline_s = limits.UNMATCHED_DEADLINE_S if deadline_s is None else deadline_s
-        message = OpenSend(
-            request=self.channel.new_request(),
-            room=room,
-            deadline_s=check_seconds("deadline_s", deadline_s),
-            lease_s=check_seconds("lease_s", lease_s),
-            chunk=chunk,
-        )
-        sending = self.open_transfer(message, Sending)
+        message = open_message(self.channel.new_request(), room, deadline_s, lease_s, chunk)
+        sending = self._open_transfer(message, Sending)
         sending.note_chunk(chunk)
         return sending
 
@@ -176,31 +141,3 @@ class PrefillClient(Client):
         """
         chunk = chunk_message(self.layout, pages, tokens=tokens, layers=layers, last=last, aux=aux)
         return self._open(room, deadline_s, lease_s, chunk)
-
-
-def chunk_message(
-    layout: KVLayout,
-    pages: object,
-    *,
-    tokens: int | None,
-    layers: Iterable[int] | None,
-    last: bool,
-    aux: bytes,
-) -> SendChunk:
-    """Check and pack what a chunk is.
-
-    Raises: ConfigError naming the argument that is wrong.
-    """
-    if len(aux) > limits.AUX_BYTES_MAX:
-        raise ConfigError(f"aux has {len(aux)} bytes, at most {limits.AUX_BYTES_MAX} can travel")
-    if aux and not last:
-        raise ConfigError("aux travels with the last chunk: give it there (last=True)")
-    check_count("tokens", tokens, 1)
-    return SendChunk(
-        transfer=-1,
-        groups=pack(normalise(layout, pages, {})),
-        tokens=tokens,
-        layers=None if layers is None else check_layers(layout, layers),
-        last=last,
-        aux=bytes(aux),
-    )

@@ -1,0 +1,209 @@
+"""What a client asks of its agent: arguments checked, messages built. No I/O."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pdxfer
+from pdxfer import limits
+from pdxfer.client.pages import (
+    check_count,
+    check_covers,
+    check_layers,
+    check_room,
+    check_seconds,
+    end_token,
+    normalise,
+    pack,
+    token_groups,
+)
+from pdxfer.errors import ConfigError, RemoteProtocolError
+from pdxfer.layout import PlanSummary
+from pdxfer.local.messages import (
+    AgentHello,
+    Connected,
+    ConnectPeer,
+    FromAgent,
+    OpenReceive,
+    OpenSend,
+    PlacePages,
+    SendChunk,
+    WorkerHello,
+)
+from pdxfer.wire.messages import RankInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pdxfer.layout import KVLayout, Rank
+
+
+def hello_message(request: int, role: str) -> WorkerHello:
+    """Who we are."""
+    return WorkerHello(request=request, version=pdxfer.__version__, role=role, pid=os.getpid())
+
+
+def check_hello(answer: FromAgent, fds: Sequence[int], role: str, socket_path: str) -> AgentHello:
+    """Which agent this is. The descriptors stay the caller's.
+
+    Raises: ConfigError unless it is of our version and role; RemoteProtocolError.
+    """
+    if not isinstance(answer, AgentHello) or len(fds) != 2:
+        raise RemoteProtocolError(
+            f"the agent answered WorkerHello with {type(answer).__name__} and {len(fds)} "
+            "descriptors, not with AgentHello and 2"
+        )
+    if (answer.version, answer.role) != (pdxfer.__version__, role):
+        raise ConfigError(
+            f"this worker is a {role} worker of pdxfer {pdxfer.__version__}, the agent at "
+            f"{socket_path} a {answer.role} agent of {answer.version}: both must be the same"
+        )
+    return answer
+
+
+def rank_info(rank: Rank) -> RankInfo:
+    """As it travels."""
+    return RankInfo(
+        tp=rank.tp,
+        tp_size=rank.tp_size,
+        pp=rank.pp,
+        pp_size=rank.pp_size,
+        cp=rank.cp,
+        cp_size=rank.cp_size,
+    )
+
+
+def open_message(
+    request: int, room: int, deadline_s: float | None, lease_s: float, chunk: SendChunk | None
+) -> OpenSend:
+    """Raises: ConfigError naming the argument that is wrong."""
+    check_room(room)
+    return OpenSend(
+        request=request,
+        room=room,
+        deadline_s=_deadline(deadline_s),
+        lease_s=check_seconds("lease_s", lease_s),
+        chunk=chunk,
+    )
+
+
+def chunk_message(  # noqa: PLR0913 the surface of `send`, and which transfer
+    layout: KVLayout,
+    pages: object,
+    *,
+    tokens: int | None,
+    layers: Iterable[int] | None,
+    last: bool,
+    aux: bytes,
+    transfer: int = -1,
+    request: int = 0,
+) -> SendChunk:
+    """Check and pack what a chunk is.
+
+    Raises: ConfigError naming the argument that is wrong.
+    """
+    if len(aux) > limits.AUX_BYTES_MAX:
+        raise ConfigError(f"aux has {len(aux)} bytes, at most {limits.AUX_BYTES_MAX} can travel")
+    if aux and not last:
+        raise ConfigError("aux travels with the last chunk: give it there (last=True)")
+    check_count("tokens", tokens, 1)
+    return SendChunk(
+        request=request,
+        transfer=transfer,
+        groups=pack(normalise(layout, pages, {})),
+        tokens=tokens,
+        layers=None if layers is None else check_layers(layout, layers),
+        last=last,
+        aux=bytes(aux),
+    )
+
+
+def connect_message(request: int, prefill: str | Sequence[str], timeout_s: float) -> ConnectPeer:
+    """Raises: ConfigError naming the argument that is wrong."""
+    timeout_s = check_seconds("timeout_s", timeout_s)
+    return ConnectPeer(request=request, prefill=_addresses(prefill), timeout_s=timeout_s)
+
+
+def connected_summary(answer: FromAgent) -> PlanSummary:
+    """What the agent answered to `ConnectPeer`."""
+    if not isinstance(answer, Connected):
+        raise RemoteProtocolError(f"the agent answered ConnectPeer with {type(answer).__name__}")
+    return PlanSummary.from_wire(answer.summary)
+
+
+def receive_message(  # noqa: PLR0913 the surface of `receive`
+    request: int,
+    layout: KVLayout,
+    room: int,
+    prefill: str | Sequence[str],
+    pages: object,
+    *,
+    tokens: int | None,
+    prefix_tokens: int,
+    deadline_s: float | None,
+) -> OpenReceive:
+    """Raises: ConfigError naming the argument that is wrong."""
+    check_room(room)
+    place = None
+    if pages is not None:
+        place = place_message(layout, pages, tokens, prefix_tokens)
+    elif tokens is not None or prefix_tokens:
+        raise ConfigError("tokens and prefix_tokens go with the pages: give them to place()")
+    return OpenReceive(
+        request=request,
+        room=room,
+        prefill=_addresses(prefill),
+        deadline_s=_deadline(deadline_s),
+        place=place,
+    )
+
+
+def place_message(
+    layout: KVLayout,
+    pages: object,
+    tokens: int | None,
+    prefix_tokens: int,
+    *,
+    transfer: int = -1,
+    request: int = 0,
+) -> PlacePages:
+    """Check and pack where a request goes.
+
+    Raises: ConfigError naming the argument, its value and what it may be.
+    """
+    check_count("tokens", tokens, 1)
+    check_count("prefix_tokens", prefix_tokens, 0)
+    starts = {
+        group.name: prefix_tokens // group.page_size * group.page_size
+        for group in token_groups(layout)
+    }
+    groups = normalise(layout, pages, starts, unique=True)
+    tokens = end_token(layout, groups) if tokens is None else tokens
+    if not tokens:
+        raise ConfigError(f"tokens={tokens}: the pages hold no tokens to count; give the number")
+    if prefix_tokens > tokens:
+        raise ConfigError(f"prefix_tokens={prefix_tokens} is more than tokens={tokens}")
+    check_covers(layout, groups, tokens)
+    return PlacePages(
+        request=request,
+        transfer=transfer,
+        tokens=tokens,
+        prefix_tokens=prefix_tokens,
+        groups=pack(groups),
+    )
+
+
+def _deadline(deadline_s: float | None) -> float:
+    return check_seconds(
+        "deadline_s", limits.UNMATCHED_DEADLINE_S if deadline_s is None else deadline_s
+    )
+
+
+def _addresses(prefill: str | Sequence[str]) -> list[str]:
+    addresses = [prefill] if isinstance(prefill, str) else list(prefill)
+    if not addresses or not all(isinstance(item, str) and item for item in addresses):
+        raise ConfigError(
+            f"prefill={prefill!r}: must be an address of a prefill agent, or a list of them"
+        )
+    return addresses
