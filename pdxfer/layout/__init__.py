@@ -12,12 +12,14 @@ from pdxfer.layout.compatibility import Side, check_pair
 from pdxfer.layout.compiled import Batches, Plan
 from pdxfer.layout.groups import Group
 from pdxfer.layout.kv_layout import KVLayout
-from pdxfer.layout.ownership import Owned, OwnedCells, cover
+from pdxfer.layout.ownership import Owned, OwnedCells, PageShare, cover
 from pdxfer.layout.pages import Pages, as_group_pages, check_page_ids
 from pdxfer.layout.planes import Plane, RegionSpec
 from pdxfer.layout.planner import plan
 from pdxfer.layout.rank import Rank
 from pdxfer.layout.summary import GroupSummary, PlanSummary
+from pdxfer.layout.tiles import vectorized_5d, vllm_cpu
+from pdxfer.layout.vllm import vllm_blocks, vllm_mla_blocks
 
 __all__ = [
     "Batches",
@@ -26,6 +28,7 @@ __all__ = [
     "KVLayout",
     "Owned",
     "OwnedCells",
+    "PageShare",
     "Pages",
     "Plan",
     "PlanSummary",
@@ -44,4 +47,8 @@ __all__ = [
     "plan",
     "token_major",
     "unified_entries",
+    "vectorized_5d",
+    "vllm_blocks",
+    "vllm_cpu",
+    "vllm_mla_blocks",
 ]

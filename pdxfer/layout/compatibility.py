@@ -143,7 +143,8 @@ def _check_same_order(prefill: KVLayout, decode: KVLayout, ignored: frozenset[st
         others = decode.planes_by_key.get(key, ())
         if key[1] in ignored or not _share_heads(planes, others):
             continue
-        mine, theirs = _places(planes), _places(others)
+        mine = _places(planes, prefill.group_by_name[key[0]].pages)
+        theirs = _places(others, decode.group_by_name[key[0]].pages)
         if mine != theirs:
             group, part, layer = key
             field = f"inner order at group {group}, part {part}, layer {layer}"
@@ -170,11 +171,19 @@ def _share_heads(planes: tuple[Plane, ...], others: tuple[Plane, ...]) -> bool:
     )
 
 
-def _places(planes: tuple[Plane, ...]) -> str:
+def _places(planes: tuple[Plane, ...], pages: int) -> str:
     """Where the cells of a page are, as words. A base behind other tensors is left out."""
-    return "; ".join(
-        f"heads {p.head_first}-{p.head_end - 1}"
-        + (f" from byte {p.base}" if p.base < p.page_stride else "")
-        + f", strides page {p.page_stride} row {p.row_stride} head {p.head_stride}"
-        for p in planes
-    )
+    words = []
+    for plane in planes:
+        at = plane.places(pages)
+        words.append(
+            f"heads {plane.head_first}-{plane.head_end - 1}"
+            + (f" from byte {at['base']}" if at["base"] != -1 else "")
+            + f", strides page {at['page_stride']} row {_stride(at['row_stride'])} "
+            f"head {_stride(at['head_stride'])}"
+        )
+    return "; ".join(words)
+
+
+def _stride(stride: object) -> str:
+    return "over all pages" if isinstance(stride, dict) else str(stride)

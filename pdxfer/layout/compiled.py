@@ -13,6 +13,7 @@ import numpy as np
 from pdxfer import _core, limits
 from pdxfer.errors import ConfigError, LayoutMismatchError, ResourceError
 from pdxfer.layout import planes as row_kinds
+from pdxfer.layout.groups import STATE
 from pdxfer.layout.kv_layout import ORDER_VERSION, canonical
 from pdxfer.layout.pages import Pages, as_group_pages, check_ids
 from pdxfer.layout.summary import GroupSummary, PlanSummary, lane_hint
@@ -203,6 +204,39 @@ class Plan:
             raise ConfigError(f"batch_bytes is {batch_bytes}; it must be 1 or more")
         return self._batches(source, destination, token_ranges, layers, batch_bytes)
 
+    def share(
+        self,
+        ranges: Mapping[str, TokenRange],
+        tokens: int,
+        destination_first: Mapping[str, int] | None = None,
+    ) -> dict[str, TokenRange]:
+        """`ranges` cut to what this source worker owes of them (`Owned.share`).
+
+        Ranges as both sides have them before: `[first, end)` of the tokens that a request moves, by
+        group; positions of ids in a state group. They come back as they are where context parallel
+        does not divide them. Shares of all source workers together are the ranges, once each.
+
+        Args:    tokens: of the whole request. destination_first: `Pages.first_token` of decode's
+                 pages by group; 0 where left out.
+        Raises:  ConfigError: pages of decode that do not begin at a multiple of the page size, so
+                 that a share's end would be inside a page.
+        """
+        if self.owned.share.parts == 1:
+            return dict(ranges)
+        cut: dict[str, TokenRange] = {}
+        for name, (first, end) in ranges.items():
+            group = self._groups.get(name)
+            if group is None:
+                cut[name] = (first, end)
+                continue
+            _check_page_start(group.destination, (destination_first or {}).get(name, 0))
+            size = group.source.page_size
+            states = group.source.kind == STATE
+            begin, stop = self.owned.share.pages(end if states else -(-tokens // size))
+            begin = min(max(first, begin * size), end)
+            cut[name] = (begin, max(begin, min(end, stop * size)))
+        return cut
+
     def length_bytes(
         self,
         token_ranges: Mapping[str, TokenRange],
@@ -335,6 +369,16 @@ class Plan:
         return group
 
 
+def _check_page_start(group: Group, first_token: int) -> None:
+    if first_token % group.page_size:
+        raise ConfigError(
+            f"destination pages of group {group.name} begin at token {first_token}, inside a page "
+            f"of {group.page_size}; with prefill context parallel first_token must be a multiple "
+            "of page_size",
+            fields={"first_token": str(first_token), "page_size": str(group.page_size)},
+        )
+
+
 def _checked_range(name: str, token_range: TokenRange) -> TokenRange:
     first, end = int(token_range[0]), int(token_range[1])
     if not 0 <= first <= end < _TOKEN_END:
@@ -352,7 +396,11 @@ def _pages_of(pages: Mapping[str, Pages], group: Group, side: str) -> Pages:
 
 def _digest(source: KVLayout, destination: KVLayout, owned: Owned) -> bytes:
     cells = [[c.group, c.part, c.layer, c.head_first, c.head_end] for c in owned.cells]
-    form = [ORDER_VERSION, source.map_digest.hex(), destination.map_digest.hex(), cells]
+    form: list[object] = [
+        ORDER_VERSION, source.map_digest.hex(), destination.map_digest.hex(), cells
+    ]  # fmt: skip
+    if owned.share.parts > 1:
+        form.append([owned.share.part, owned.share.parts])
     return hashlib.sha256(canonical(form)).digest()
 
 

@@ -123,12 +123,18 @@ class KVLayout:
             if plane.part in ignore_parts:
                 continue
             fields = dataclasses.asdict(plane)
-            if plane.base >= plane.page_stride:
-                # Another tensor lies before it: how far depends on the page count alone.
-                fields["base"] = -1
+            fields.update(plane.places(self.group_by_name[plane.group].pages))
             planes.append(sorted(fields.items()))
         return hashlib.sha256(
-            canonical([ORDER_VERSION, self.dtype, self.unified_memory, groups, sorted(planes)])
+            canonical(
+                [
+                    ORDER_VERSION,
+                    self.dtype,
+                    self.unified_memory,
+                    groups,
+                    sorted(planes, key=canonical),
+                ]
+            )
         ).digest()
 
     @cached_property

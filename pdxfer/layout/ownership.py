@@ -1,4 +1,8 @@
-"""Who owes which cells: every cell of a destination belongs to exactly one source worker."""
+"""Who owes which cells: every cell of a destination belongs to exactly one source worker.
+
+Cells are divided over ranks by layer and head; over prefill's context parallel ranks by page: each
+of them owes one range of the request's pages, of the same cells.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +34,35 @@ class OwnedCells:
 
 
 @dataclass(frozen=True, slots=True)
+class PageShare:
+    """Share number `part` of `parts` of a request's pages; the whole where `parts` is 1.
+
+    Pages are the source's, counted from token 0 of the request. Shares are balanced: the first
+    `pages % parts` have one page more. They need the request's tokens only, not decode's prefix, so
+    that a context parallel rank may hold its own range and nothing else.
+    """
+
+    part: int = 0
+    parts: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.part < self.parts:
+            raise ConfigError(f"share {self.part} of {self.parts}: 0 <= part < parts must hold")
+
+    def pages(self, count: int) -> tuple[int, int]:
+        """`[first, end)` of `count` pages."""
+        each, more = divmod(count, self.parts)
+        first = self.part * each + min(self.part, more)
+        return first, first + each + (self.part < more)
+
+
+@dataclass(frozen=True, slots=True)
 class Owned:
     """What one source worker owes one destination worker; may be nothing."""
 
     cells: tuple[OwnedCells, ...] = ()
+    share: PageShare = PageShare()
+    """Of the pages of these cells."""
 
     @property
     def empty(self) -> bool:
@@ -53,12 +82,14 @@ def cover(
     """What each source worker owes the destination worker.
 
     Pure and the same on both sides. Among source workers that hold a cell, in rank order, the owner
-    is number `destination rank index % count`.
+    is number `destination rank index % count`. Context parallel ranks of one stage and TP rank
+    count as one and share the pages.
 
     Args:    source_workers: every rank of the source instance, in any order.
     Returns: one `Owned` per source worker, in the order given.
     Raises:  LayoutMismatchError: cells of the destination that no source worker holds, or (the
-             destination is no pipeline stage) cells of the source that it lacks.
+             destination is no pipeline stage) cells of the source that it lacks; decode context
+             parallel; cells that only some context parallel ranks of the source hold.
              ConfigError: ranks missing, repeated, or of different instance sizes.
     """
     _check_ranks([rank for rank, _ in source_workers])
@@ -68,6 +99,7 @@ def cover(
         for plane in source_workers[at][1].planes:
             holders.setdefault(plane.key, []).append((at, plane))
     rank, layout = destination
+    _refuse_decode_cp(source_workers[0][0], rank)
     owned: list[list[OwnedCells]] = [[] for _ in source_workers]
     missing: list[OwnedCells] = []
     for key in sorted(layout.planes_by_key):
@@ -75,20 +107,20 @@ def cover(
             continue
         for plane in layout.planes_by_key[key]:
             for first, end in _pieces(plane, holders.get(key, ())):
-                candidates = [
-                    at
-                    for at, held in holders.get(key, ())
-                    if held.head_first <= first and end <= held.head_end
-                ]
                 cells = OwnedCells(*key, first, end)
-                if not candidates:
+                teams = _teams(source_workers, holders.get(key, ()), cells)
+                if not teams:
                     missing.append(cells)
-                else:
-                    _append(owned[candidates[rank.index % len(candidates)]], cells)
+                    continue
+                for at in teams[rank.index % len(teams)]:
+                    _append(owned[at], cells)
     _refuse_missing(missing)
     if rank.pp_size == 1:
         _refuse_surplus(holders, layout, ignore_parts)
-    return tuple(Owned(tuple(cells)) for cells in owned)
+    return tuple(
+        Owned(tuple(cells), PageShare(worker.cp, worker.cp_size) if cells else PageShare())
+        for cells, (worker, _) in zip(owned, source_workers, strict=True)
+    )
 
 
 def _check_ranks(ranks: list[Rank]) -> None:
@@ -115,6 +147,44 @@ def _pieces(plane: Plane, holders: Iterable[tuple[int, Plane]]) -> list[tuple[in
         )
     ordered = sorted(cuts)
     return list(itertools.pairwise(ordered))
+
+
+def _teams(
+    source_workers: Sequence[tuple[Rank, KVLayout]],
+    holders: Iterable[tuple[int, Plane]],
+    cells: OwnedCells,
+) -> list[list[int]]:
+    """Who holds these cells: the context parallel ranks of each stage and TP rank, in rank order.
+
+    Raises:  LayoutMismatchError: only some of such ranks hold them.
+    """
+    teams: dict[tuple[int, int], list[int]] = {}
+    for at, held in holders:
+        if held.head_first <= cells.head_first and cells.head_end <= held.head_end:
+            rank = source_workers[at][0]
+            teams.setdefault((rank.pp, rank.tp), []).append(at)
+    size = source_workers[0][0].cp_size
+    for members in teams.values():
+        if len(members) != size:
+            held_by = [source_workers[at][0].cp for at in members]
+            raise LayoutMismatchError(
+                f"KV cover: prefill cp_size={size}, but only cp ranks {held_by} hold "
+                f"{named_cells([cells])}. Context parallel ranks share pages, not layers or heads: "
+                "give all of them the same layers and heads, or use PP or TP ranks.",
+                fields={"cp_size": f"prefill={size} (held by cp {held_by}), decode=1"},
+            )
+    return list(teams.values())
+
+
+def _refuse_decode_cp(source: Rank, destination: Rank) -> None:
+    if destination.cp_size != 1:
+        raise LayoutMismatchError(
+            f"Decode cp size ({destination.cp_size}) should be equal to 1: decode context parallel "
+            f"(tokens interleaved over ranks) is not served; prefill has cp_size={source.cp_size}, "
+            f"decode has cp_size={destination.cp_size}. Start decode with cp_size=1 and use "
+            "attention TP or more decode instances.",
+            fields={"cp_size": f"prefill={source.cp_size}, decode={destination.cp_size}"},
+        )
 
 
 def _append(cells: list[OwnedCells], more: OwnedCells) -> None:

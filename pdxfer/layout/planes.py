@@ -64,6 +64,26 @@ class Plane:
         """One past the last global head that is here."""
         return self.head_first + self.heads
 
+    def places(self, pages: int) -> dict[str, object]:
+        """Base and strides, as far as the page count of the pool does not enter.
+
+        A base behind other tensors is -1: how far depends on the page count alone. A stride that
+        steps over all pages (an axis outside of them) is told in those steps.
+        """
+        span = self.page_stride * pages
+
+        def step(stride: int) -> object:
+            if pages == 1 or span == 0 or stride < span:
+                return stride
+            return {"page_spans": stride // span, "bytes": stride % span}
+
+        return {
+            "base": -1 if self.base >= self.page_stride else self.base,
+            "page_stride": self.page_stride,
+            "row_stride": step(self.row_stride),
+            "head_stride": step(self.head_stride),
+        }
+
     def offset(self, page: int, row: int, head: int) -> int:
         """Offset in bytes of the cell of a global head, from the start of the region."""
         return (

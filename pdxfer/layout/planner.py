@@ -48,7 +48,10 @@ def plan(
 
 def _side(layout: KVLayout, relayout: str, ignored: tuple[str, ...], owned: Owned | None) -> Side:
     """A layout alone as a side: its heads tell the attention TP size, owned cells of stages."""
-    tp = max(plane.heads_total // plane.heads for plane in layout.planes)
+    tp = max(
+        planes[0].heads_total // sum(plane.heads for plane in planes)
+        for planes in layout.planes_by_key.values()
+    )
     return Side(layout, tp, relayout, ignored, all_layers=owned is None)
 
 
