@@ -278,7 +278,8 @@ class UcxFabric:
         The endpoint itself is opened by the engine when the sender's hello comes, before its
         `PathOpened` and so before any write: from then on `SenderLost` tells its end, with or
         without this call. (UCX 1.22 crashes when such an endpoint is made while a write of that
-        peer comes in.) A sender that closes its path and lives on is not lost.
+        peer comes in.) Whether a sender is lost that closes its path and lives on is not certain:
+        for a new path, make a new receiver.
 
         Raises: LocalProtocolError when the sender has no receive worker (it was lost or closed),
             or `address` is no lane address.
