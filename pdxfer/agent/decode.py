@@ -395,6 +395,7 @@ class DecodeAgent(Agent):
             fabric = self.lanes.fabric(lane)
             if choice.made_for != lane:
                 choice.address, choice.made_for = fabric.open_receiver(peer_id), lane
+                self.machine.lane_attached(peer_id)
             workers = [self._info(lane, worker) for worker in self.machine.workers.values()]
         except PdxferError as error:
             peer = self.machine.peers.get(peer_id)

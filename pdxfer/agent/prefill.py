@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import msgspec
@@ -271,13 +272,11 @@ class PrefillAgent(Agent):
     def _cancel(self, effect: Cancel) -> None:
         path = self._paths.get(effect.peer)
         if path is None:
-            self.machine.on_cancelled(effect.peer, effect.generation)
             return
-        try:
+        # A path that is closed already answers with its PathClosed, which alone knows whether
+        # bytes that had left may still land: never with a Cancelled made up here.
+        with contextlib.suppress(LocalProtocolError):
             path.cancel(effect.generation)
-        except PdxferError:
-            # The path is closed, so nothing of it is in flight.
-            self.machine.on_cancelled(effect.peer, effect.generation)
 
     def on_fabric(self, fabric: Fabric, event: FabricEvent) -> None:
         """Something happened on a lane."""

@@ -73,24 +73,27 @@ class Hub:
     """Address of a fabric to it."""
     frozen: set[bytes] = field(default_factory=set)
     """Addresses of sending fabrics whose work does not move (a stopped process)."""
+    late: list[_LateBytes] = field(default_factory=list)
+    """What the network still holds of broken paths."""
     bytes_moved: int = 0
 
-    def ready_paths(self) -> list[InprocPath]:
-        """Paths with work that can move."""
-        return [
+    def ready(self) -> list[InprocPath | _LateBytes]:
+        """Whatever has work that can move."""
+        paths = [
             path
             for fabric in self.fabrics.values()
             if fabric.address not in self.frozen
             for path in fabric.paths.values()
             if path.work
         ]
+        return [*paths, *self.late]
 
     def step(self, rng: random.Random) -> bool:
         """Carry out one piece of work of a randomly chosen path; False when there is none."""
-        paths = self.ready_paths()
-        if not paths:
+        ready = self.ready()
+        if not ready:
             return False
-        rng.choice(paths).step()
+        rng.choice(ready).step()
         return True
 
     def break_path(self, sender: InprocFabric, peer: bytes, reason: str) -> None:
@@ -110,6 +113,28 @@ class Hub:
                 if path.receiver is fabric:
                     path.fail("the receiver died")
         self.fabrics.pop(fabric.address, None)
+
+
+class _LateBytes:
+    """Writes that had left a sender when its path broke: they land, then the receiver hears of it.
+
+    As on TCP: what is in socket buffers arrives behind the sender's back.
+    """
+
+    def __init__(self, hub: Hub, receiver: InprocFabric, sender: bytes, runs: list[_Run]) -> None:
+        self._hub = hub
+        self._receiver = receiver
+        self._sender = sender
+        self._runs = deque(runs)
+
+    def step(self) -> None:
+        """Land one run; behind the last one tell the receiver."""
+        if self._runs:
+            run = self._runs.popleft()
+            ctypes.memmove(run.destination, run.source, run.length_bytes)
+            return
+        self._hub.late.remove(self)
+        self._receiver.lost(self._sender, "the path broke")
 
 
 class InprocPath:
@@ -179,10 +204,15 @@ class InprocPath:
         """See `fabric.base.Path`."""
         self.fail("")
 
-    def fail(self, reason: str) -> None:
-        """End every ticket, tell both ends. Idempotent."""
+    def fail(self, reason: str, *, late_runs: int = 0) -> None:
+        """End every ticket, tell both ends. Idempotent.
+
+        With `late_runs` that many of the runs not carried out land later, and the end of the path
+        is not `drained`.
+        """
         if self.closed:
             return
+        left = [item for item in self.work if isinstance(item, _Run)][:late_runs]
         self.closed = True
         work, self.work = self.work, deque()
         why = reason or "the path was closed"
@@ -191,11 +221,15 @@ class InprocPath:
                 self.fabric.tell(Posted(self.peer, item.generation, item.ticket, 0, item.runs, why))
             elif isinstance(item, _Commit):
                 self.fabric.tell(CommitSent(self.peer, item.generation, item.ticket, why))
-            elif isinstance(item, _CancelEnd):
+            elif isinstance(item, _CancelEnd) and not left:
                 self.fabric.tell(Cancelled(self.peer, item.generation))
         self.fabric.paths.pop(self.peer, None)
-        self.fabric.tell(PathClosed(self.peer, reason, drained=True))
-        self.receiver.lost(self.fabric.identity, why)
+        self.fabric.tell(PathClosed(self.peer, reason, drained=not left))
+        if left:
+            hub = self.fabric.hub
+            hub.late.append(_LateBytes(hub, self.receiver, self.fabric.identity, left))
+        else:
+            self.receiver.lost(self.fabric.identity, why)
 
     def step(self) -> None:
         """Carry out the next piece of work."""

@@ -366,6 +366,8 @@ class DecodeMachine:
 
         `proof` is `revoked` on a lane where nothing of that life can land after this, else empty.
         """
+        if peer_id in self.peers:
+            self.peers[peer_id].silence = proof
         text = f"the lane from the prefill agent broke: {error}"
         for receiving in list(self.live.values()):
             if peer_id not in receiving.bound:
@@ -373,6 +375,11 @@ class DecodeMachine:
             self._receives.fail(receiving, PeerError(text, retryable=True), now)
             if proof:
                 self._receives.prove(receiving, peer_id, proof)
+
+    def lane_attached(self, peer_id: bytes) -> None:
+        """A new receive side was made for a prefill life: its writes may land from now on."""
+        if peer_id in self.peers:
+            self.peers[peer_id].silence = ""
 
     def sender_dead(self, peer_id: bytes) -> None:
         """The writing process of a prefill life is known to be dead (its pidfd is readable)."""

@@ -359,6 +359,7 @@ class PrefillMachine:
             leg.batches_in_flight -= 1
             leg.bytes_placed += length_bytes
             if error:
+                leg.batch_failed = True
                 self._sends.fail(
                     sending, PeerError(f"a write to decode failed: {error}", retryable=True)
                 )

@@ -67,6 +67,9 @@ class Receives:
             receiving.advance(ReceivingEvent.FAILED_UNTOLD)
             self.finish(receiving)
             return
+        for peer_id in receiving.told:
+            if peer_id in self.peers and self.peers[peer_id].silence:
+                receiving.proofs[peer_id] = self.peers[peer_id].silence
         receiving.advance(ReceivingEvent.FAILED_TOLD)
         receiving.drain_deadline = now + limits.DRAIN_DEADLINE_S
         self.show(receiving)

@@ -37,6 +37,8 @@ class Leg:
     bytes_placed: int = 0
     runs: int = 0
     batches_in_flight: int = 0
+    batch_failed: bool = False
+    """A write ended with an error: that proves nothing about where its bytes are."""
     commit_asked: bool = False
     sent: bool = False
     """Every byte is placed and the commit has left."""

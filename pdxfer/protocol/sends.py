@@ -96,7 +96,9 @@ class Sends:
         for leg in sending.legs.values():
             if leg.committed:
                 continue
-            leg.drained = leg.sent or not (leg.batches_in_flight or leg.commit_asked)
+            leg.drained = leg.sent or not (
+                leg.batches_in_flight or leg.commit_asked or leg.batch_failed
+            )
             if not leg.drained:
                 self.effects.append(Cancel(leg.peer, leg.generation))
             if tell:

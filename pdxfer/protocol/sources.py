@@ -21,6 +21,8 @@ class PrefillPeer:
     gone: bool = False
     lane: str = ""
     watched: bool = False
+    silence: str = ""
+    """The proof that nothing of this life can land until its lane is attached anew; empty: none."""
     revision: int = 0
     """Of our `Attach` that its last `Accept` answers."""
     workers: dict[int, Worker] = field(default_factory=dict)

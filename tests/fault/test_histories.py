@@ -111,7 +111,7 @@ class History:
         elif kind == "cut":
             path = self.prefill.fabric.paths.get(self.decode.machine.incarnation)
             if path is not None and self.rng.random() < 0.3:
-                path.fail("seeded")
+                path.fail("seeded", late_runs=self.rng.choice([0, 1, 100]))
 
     def play(self, *, kill):
         for slot in range(ROOMS):
@@ -136,7 +136,7 @@ class History:
 @pytest.mark.fault
 @pytest.mark.parametrize("kill", [False, True])
 @pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_returned_pages_never_change(seed, silent, kill):
     history = History(seed, silent=silent)
     history.play(kill=kill)
@@ -145,7 +145,7 @@ def test_returned_pages_never_change(seed, silent, kill):
     ended = {State.COMMITTED, State.FAILED, State.QUARANTINED}
     states = [shown.state for shown in history.decode.shown.values()]
     assert set(states) <= ended
-    if silent or not kill:
+    if silent:
         assert State.QUARANTINED not in states
     if not history.prefill.dead:
         assert not history.prefill.machine.sendings

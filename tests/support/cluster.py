@@ -123,21 +123,38 @@ class Node:
             case fx.Post():
                 self.post(effect)
             case fx.PostCommit():
-                path = self.fabric.paths[effect.peer]
-                ticket = path.commit(effect.generation, codec.encode_commit(effect.payload))
-                self.tickets[effect.peer, ticket] = effect.payload.source_worker
+                self.commit(effect)
             case fx.Cancel():
                 path = self.fabric.paths.get(effect.peer)
-                if path is None:
-                    self.machine.on_cancelled(effect.peer, effect.generation)
-                else:
+                if path is not None:  # else its PathClosed is on the way
                     path.cancel(effect.generation)
             case fx.WatchSender():
                 self.fabric.watch_sender(effect.peer, effect.address)
 
+    def commit(self, effect: fx.PostCommit) -> None:
+        path = self.fabric.paths.get(effect.peer)
+        worker = effect.payload.source_worker
+        if path is None:
+            self.machine.on_commit_sent(
+                effect.peer, effect.generation, worker, error="the path is gone"
+            )
+            return
+        ticket = path.commit(effect.generation, codec.encode_commit(effect.payload))
+        self.tickets[effect.peer, ticket] = worker
+
     def post(self, effect: fx.Post) -> None:
         infos = self.machine.peers[effect.peer].workers[effect.destination_worker].regions
         destination = [RemoteRegion(i.address, i.length_bytes, b"k") for i in infos]
+        if effect.peer not in self.fabric.paths:
+            for _ in effect.splits[1:]:
+                self.machine.on_batch(
+                    effect.peer,
+                    effect.generation,
+                    effect.source_worker,
+                    length_bytes=0,
+                    error="the path is gone",
+                )
+            return
         tickets = self.fabric.paths[effect.peer].post(
             effect.generation,
             effect.runs,
