@@ -73,8 +73,7 @@ def differences_of(
                 remedy="Both sides must serve the same model and revision.",
             )
         )
-    if prefill.dtype != decode.dtype:
-        found.append(_dtype_difference(prefill.dtype, decode.dtype))
+    found += _dtype_differences(prefill, decode, ignored)
     mine, theirs = _layers_by_part(prefill, ignored), _layers_by_part(decode, ignored)
     lacks = _Lacks(source_all_layers, destination_all_layers)
     found += _part_differences(mine, theirs, lacks)
@@ -105,14 +104,28 @@ class _Lacks:
         return bool((self.decode_whole and more - less) or (self.prefill_whole and less - more))
 
 
-def _dtype_difference(prefill: str, decode: str) -> Difference:
-    return Difference(
-        "dtype",
-        prefill,
-        decode,
-        documented="KV cache dtype mismatch: prefill server has kv_cache_dtype={}, but decode "
-        "server has kv_cache_dtype={}. Both servers must use the same --kv-cache-dtype value.",
-    )
+def _dtype_differences(
+    prefill: KVLayout, decode: KVLayout, ignored: Collection[str]
+) -> list[Difference]:
+    """One where all shared planes differ alike, else one a part."""
+    pairs: dict[str, tuple[str, str]] = {}
+    for key in sorted(shared_keys(prefill, decode)):
+        if key[1] not in ignored:
+            planes = (prefill.planes_by_key[key][0], decode.planes_by_key[key][0])
+            pairs.setdefault(f"{key[0]}/{key[1]}", (planes[0].dtype, planes[1].dtype))
+    differing = {part: pair for part, pair in pairs.items() if pair[0] != pair[1]}
+    if not differing:
+        return []
+    if len(set(pairs.values())) > 1:
+        return [Difference(f"dtype of {part}", *pair) for part, pair in differing.items()]
+    return [
+        Difference(
+            "dtype",
+            *next(iter(differing.values())),
+            documented="KV cache dtype mismatch: prefill server has kv_cache_dtype={}, but decode "
+            "server has kv_cache_dtype={}. Both servers must use the same --kv-cache-dtype value.",
+        )
+    ]
 
 
 def _layers_by_part(layout: KVLayout, ignored: Collection[str]) -> dict[tuple[str, str], list[int]]:
@@ -202,8 +215,6 @@ def _plane_differences(
         )
     if mine.cell_bytes != theirs.cell_bytes:
         found.append(_width_difference(mine, theirs, part))
-    if mine.dtype != theirs.dtype and prefill.dtype == decode.dtype:
-        found.append(Difference(f"dtype of {part}", mine.dtype, theirs.dtype))
     if (mine.row_kind, mine.tile) != (theirs.row_kind, theirs.tile):
         found.append(
             Difference(

@@ -86,6 +86,20 @@ class TestMeaning:
             "--kv-cache-dtype value."
         )
 
+    def test_dtypes_are_compared_part_by_part(self):
+        """A stage may hold one group only: what its first part is made of says nothing."""
+        full = token_major(**SHAPE)
+        window = token_major(**{**SHAPE, "layers": [7], "dtype": "float16"}, group="swa")
+        check_pair(
+            Side(combine(full, window), 1, "allow"), Side(window, 1, "allow", all_layers=False)
+        )
+        other = token_major(**{**SHAPE, "layers": [7], "dtype": "bfloat16"}, group="swa")
+        error = refusal(combine(full, window), combine(full, other))
+        assert error.fields == {
+            "dtype of swa/k": "prefill=float16, decode=bfloat16",
+            "dtype of swa/v": "prefill=float16, decode=bfloat16",
+        }
+
     def test_all_differences_are_told_at_once(self):
         error = refusal(
             token_major(**SHAPE, model="a"),
