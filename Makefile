@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 BUILD_TOOLS := scikit-build-core nanobind libucx-cu12 cmake ninja
 EXTRAS := test,demo,ucx
 NATIVE := $(shell find native -type f)
-CPP := $(filter %.h %.cpp,$(NATIVE))
+CPP := $(filter %.h %.cpp %.cu,$(NATIVE))
 FLAGS ?=
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 

@@ -52,6 +52,34 @@ class Plan:
     ]:
         """Runs int64 [n, 5], splits int64 [batches + 1], bytes of a request."""
 
+    def outline(
+        self,
+        requests: Sequence[
+            tuple[
+                int,
+                Annotated[
+                    NDArray[numpy.int64],
+                    dict(shape=(None,), order="C", device="cpu", writable=False),
+                ],
+                int,
+                Annotated[
+                    NDArray[numpy.int64],
+                    dict(shape=(None,), order="C", device="cpu", writable=False),
+                ],
+                int,
+                int,
+                int,
+            ]
+        ],
+        layers: Sequence[int] | None,
+    ) -> tuple[
+        Annotated[NDArray[numpy.int64], dict(shape=(None, 8))],
+        Annotated[NDArray[numpy.int64], dict(shape=(None, 12))],
+        int,
+        int,
+    ]:
+        """Entries int64 [e, 8], spans int64 [s, 12], rows, bytes of a request."""
+
     def describe(self, group: int) -> tuple[int, int, int, int, int]:
         """
         Tokens, runs, bytes, longest and shortest run of one period of a group's pages.

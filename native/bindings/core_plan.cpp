@@ -19,6 +19,8 @@ namespace {
 using Ids = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using PairRows = nb::ndarray<const std::int64_t, nb::shape<-1, 16>, nb::c_contig, nb::device::cpu>;
 using RunRows = nb::ndarray<nb::numpy, std::int64_t, nb::shape<-1, 5>>;
+using EntryRows = nb::ndarray<nb::numpy, std::int64_t, nb::shape<-1, 8>>;
+using SpanRows = nb::ndarray<nb::numpy, std::int64_t, nb::shape<-1, 12>>;
 using Splits = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
 
 // name, then page_size, pages, reserved_pages of the source and of the destination.
@@ -71,20 +73,47 @@ Splits splits_of(Batches& batches) {
   return Splits(splits->data(), {splits->size()}, owner);
 }
 
+std::vector<GroupRequest> requests_of(const std::vector<RequestTuple>& tuples) {
+  std::vector<GroupRequest> requests;
+  requests.reserve(tuples.size());
+  for (const auto& [group, source, source_first, destination, destination_first, first, end] :
+       tuples) {
+    requests.push_back({group,
+                        {source.data(), source.shape(0), source_first},
+                        {destination.data(), destination.shape(0), destination_first},
+                        first,
+                        end});
+  }
+  return requests;
+}
+
+// Structs of int64 as rows of an array.
+template <typename Rows, typename Struct>
+Rows struct_rows(std::vector<Struct>& structs) {
+  auto* kept = new std::vector<Struct>(std::move(structs));
+  nb::capsule owner(
+      kept, [](void* memory) noexcept { delete static_cast<std::vector<Struct>*>(memory); });
+  return Rows(kept->data(), {kept->size(), sizeof(Struct) / sizeof(std::int64_t)}, owner);
+}
+
+std::tuple<EntryRows, SpanRows, std::int64_t, std::int64_t> outline_of(
+    const Plan& self, const std::vector<RequestTuple>& requests,
+    const std::optional<std::vector<std::int64_t>>& layers) {
+  const std::vector<GroupRequest> groups = requests_of(requests);
+  Outline outline = [&] {
+    const nb::gil_scoped_release released;
+    return self.outline(groups, layers);
+  }();
+  const auto [rows, length_bytes] = std::pair(outline.rows, outline.length_bytes);
+  return {struct_rows<EntryRows>(outline.entries), struct_rows<SpanRows>(outline.spans), rows,
+          length_bytes};
+}
+
 std::tuple<RunRows, Splits, std::int64_t> batches_of(
     const Plan& self, const std::vector<RequestTuple>& requests,
     const std::optional<std::vector<std::int64_t>>& layers, std::int64_t batch_bytes,
     std::int64_t run_bytes_max) {
-  std::vector<GroupRequest> groups;
-  groups.reserve(requests.size());
-  for (const auto& [group, source, source_first, destination, destination_first, first, end] :
-       requests) {
-    groups.push_back({group,
-                      {source.data(), source.shape(0), source_first},
-                      {destination.data(), destination.shape(0), destination_first},
-                      first,
-                      end});
-  }
+  const std::vector<GroupRequest> groups = requests_of(requests);
   Batches batches = [&] {
     const nb::gil_scoped_release released;
     return self.batches(groups, layers, batch_bytes, run_bytes_max);
@@ -111,6 +140,8 @@ void bind_plan(nb::module_& m) {
       .def("batches", &batches_of, nb::arg("requests"), nb::arg("layers").none(),
            nb::arg("batch_bytes"), nb::arg("run_bytes_max"),
            "Runs int64 [n, 5], splits int64 [batches + 1], bytes of a request.")
+      .def("outline", &outline_of, nb::arg("requests"), nb::arg("layers").none(),
+           "Entries int64 [e, 8], spans int64 [s, 12], rows, bytes of a request.")
       .def("describe", &describe_of, nb::arg("group"),
            "Tokens, runs, bytes, longest and shortest run of one period of a group's pages.");
   m.def(

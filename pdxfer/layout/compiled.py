@@ -15,6 +15,7 @@ from pdxfer.errors import ConfigError, LayoutMismatchError, ResourceError
 from pdxfer.layout import planes as row_kinds
 from pdxfer.layout.groups import STATE
 from pdxfer.layout.kv_layout import ORDER_VERSION, canonical
+from pdxfer.layout.outline import Outline
 from pdxfer.layout.pages import Pages, as_group_pages, check_ids
 from pdxfer.layout.summary import GroupSummary, PlanSummary, lane_hint
 
@@ -81,6 +82,18 @@ class PlanePair:
             plane.cell_bytes,
             *sides,
         ]
+
+
+_GroupRequest = tuple[int, "NDArray[np.int64]", int, "NDArray[np.int64]", int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Page ids and ranges of a request as the native core takes them."""
+
+    groups: list[_GroupRequest] = field(default_factory=list)
+    source_first: dict[str, int] = field(default_factory=dict)
+    destination_first: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -237,6 +250,38 @@ class Plan:
             cut[name] = (begin, max(begin, min(end, stop * size)))
         return cut
 
+    def outline(
+        self,
+        source: Mapping[str, Pages],
+        destination: Mapping[str, Pages],
+        token_ranges: Mapping[str, TokenRange],
+        layers: Iterable[int] | None = None,
+    ) -> Outline:
+        """The runs of a request in outline, for `pdxfer.cuda.descriptors` to fill in on a GPU.
+
+        Rows are those of `batches`, in its order, but that no run grows over the next page.
+
+        Args:    as `batches`.
+        Raises:  as `batches`.
+        Threads: any; native code runs without the GIL.
+        Cost:    O(page ids); with equal page sizes a few spans, else up to one per page and layer.
+        """
+        chosen = self._chosen_layers(layers)
+        request = self._request(source, destination, token_ranges)
+        with _native_errors():
+            entries, spans, rows, length = self._core.outline(
+                request.groups, None if chosen is None else sorted(chosen)
+            )
+        self._check_length(length, token_ranges, request, chosen)
+        return Outline(
+            entries=entries,
+            spans=spans,
+            source_ids=_joined([group[1] for group in request.groups]),
+            destination_ids=_joined([group[3] for group in request.groups]),
+            rows=rows,
+            length_bytes=length,
+        )
+
     def length_bytes(
         self,
         token_ranges: Mapping[str, TokenRange],
@@ -313,9 +358,24 @@ class Plan:
         batch_bytes: int,
     ) -> Batches:
         chosen = self._chosen_layers(layers)
-        requests = []
-        source_first: dict[str, int] = {}
-        destination_first: dict[str, int] = {}
+        request = self._request(source, destination, ranges)
+        with _native_errors():
+            runs, splits, length = self._core.batches(
+                request.groups,
+                None if chosen is None else sorted(chosen),
+                batch_bytes,
+                batch_bytes,
+            )
+        self._check_length(length, ranges, request, chosen)
+        return Batches(runs, splits, length)
+
+    def _request(
+        self,
+        source: Mapping[str, Pages],
+        destination: Mapping[str, Pages],
+        ranges: Mapping[str, TokenRange],
+    ) -> _Request:
+        request = _Request()
         for name, token_range in ranges.items():
             group = self._planned_group(name)
             if group is None:
@@ -323,8 +383,9 @@ class Plan:
             first, end = _checked_range(name, token_range)
             mine = _pages_of(source, group.source, "source")
             theirs = _pages_of(destination, group.destination, "destination")
-            source_first[name], destination_first[name] = mine.first_token, theirs.first_token
-            requests.append(
+            request.source_first[name] = mine.first_token
+            request.destination_first[name] = theirs.first_token
+            request.groups.append(
                 (
                     group.index,
                     mine.ids,
@@ -335,17 +396,23 @@ class Plan:
                     end,
                 )
             )
-        with _native_errors():
-            runs, splits, length = self._core.batches(
-                requests, None if chosen is None else sorted(chosen), batch_bytes, batch_bytes
-            )
-        expected = self.length_bytes(ranges, source_first, destination_first, layers=chosen)
+        return request
+
+    def _check_length(
+        self,
+        length: int,
+        ranges: Mapping[str, TokenRange],
+        request: _Request,
+        layers: Iterable[int] | None,
+    ) -> None:
+        expected = self.length_bytes(
+            ranges, request.source_first, request.destination_first, layers=layers
+        )
         if length != expected:
             raise LayoutMismatchError(
                 f"planned {length} bytes where {expected} are expected; nothing was sent",
                 fields={"length_bytes": f"planned={length}, expected={expected}"},
             )
-        return Batches(runs, splits, length)
 
     def _chosen_layers(self, layers: Iterable[int] | None) -> frozenset[int] | None:
         if layers is None:
@@ -377,6 +444,10 @@ def _check_page_start(group: Group, first_token: int) -> None:
             "of page_size",
             fields={"first_token": str(first_token), "page_size": str(group.page_size)},
         )
+
+
+def _joined(ids: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate(ids) if ids else np.zeros(0, np.int64)
 
 
 def _checked_range(name: str, token_range: TokenRange) -> TokenRange:

@@ -14,7 +14,7 @@ _MARKS = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
 _PLACES = ("/wo" + "rk/", "/ro" + "ot/", "/tmp/" + "w/", "/home" + "/")
 _HOSTS = ("pypi" + ".org", "files.python" + "hosted", "download.py" + "torch.org")
 _VAGUE = {"utils", "util", "common", "helpers", "misc"}
-_TEXT = {".py", ".pyi", ".cpp", ".h", ".txt", ".cmake", ".md", ".toml", ".yaml", ".yml", ""}
+_TEXT = {".py", ".pyi", ".cpp", ".cu", ".h", ".txt", ".cmake", ".md", ".toml", ".yaml", ".yml", ""}
 
 
 def tracked():
@@ -53,7 +53,7 @@ def test_there_is_something_to_check():
 
 
 def test_files_stay_short():
-    code = [path for path in FILES if path.suffix in {".py", ".cpp", ".h"}]
+    code = [path for path in FILES if path.suffix in {".py", ".cpp", ".cu", ".h"}]
     long = {
         shown(path): lines
         for path in code

@@ -222,6 +222,17 @@ std::vector<i64> Plan::chosen_layers(std::size_t group,
   return chosen;
 }
 
+std::optional<Walk> Plan::walk(const GroupRequest& request,
+                               const std::optional<std::vector<i64>>& layers) const {
+  if (request.group >= groups_.size()) throw std::invalid_argument("no such group");
+  std::vector<i64> chosen = chosen_layers(request.group, layers);
+  if (request.first == request.end || chosen.empty()) return std::nullopt;
+  return walk_request(
+      groups_[request.group], request, std::move(chosen),
+      [this](const Shape& shape) { return program(shape); },
+      4 * static_cast<std::size_t>(limits_.runs_per_page_max));
+}
+
 Batches Plan::batches(const std::vector<GroupRequest>& requests,
                       const std::optional<std::vector<i64>>& layers, i64 batch_bytes,
                       i64 run_bytes_max) const {
@@ -229,13 +240,9 @@ Batches Plan::batches(const std::vector<GroupRequest>& requests,
   std::vector<Walk> walks;
   std::size_t bound = 0;
   for (const GroupRequest& request : requests) {
-    if (request.group >= groups_.size()) throw std::invalid_argument("no such group");
-    std::vector<i64> chosen = chosen_layers(request.group, layers);
-    if (request.first == request.end || chosen.empty()) continue;
-    walks.push_back(walk_request(
-        groups_[request.group], request, std::move(chosen),
-        [this](const Shape& shape) { return program(shape); },
-        4 * static_cast<std::size_t>(limits_.runs_per_page_max)));
+    std::optional<Walk> walked = walk(request, layers);
+    if (!walked.has_value()) continue;
+    walks.push_back(*std::move(walked));
     bound = std::min(runs_max, bound + walks.back().runs_bound(runs_max));
   }
   Batches out;

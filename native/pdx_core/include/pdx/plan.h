@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "pdx/outline.h"
 #include "pdx/run_buffer.h"
 
 namespace pdx {
@@ -107,6 +108,7 @@ struct Description {
 
 struct Program;
 struct Shape;
+struct Walk;
 class ProgramCache;
 
 // Immutable after construction but for a locked, bounded cache of programs: any thread may call.
@@ -129,11 +131,19 @@ class Plan {
                   const std::optional<std::vector<std::int64_t>>& layers, std::int64_t batch_bytes,
                   std::int64_t run_bytes_max) const;
 
+  // The same runs in outline, for whoever fills them in elsewhere. Ids are those of all requests
+  // one after the other. Throws as batches.
+  Outline outline(const std::vector<GroupRequest>& requests,
+                  const std::optional<std::vector<std::int64_t>>& layers) const;
+
   // Figures of one period of `group`.
   Description describe(std::size_t group) const;
 
  private:
   std::shared_ptr<const Program> program(const Shape& shape) const;
+  // nullopt: nothing of this request moves.
+  std::optional<Walk> walk(const GroupRequest& request,
+                           const std::optional<std::vector<std::int64_t>>& layers) const;
   std::vector<std::int64_t> chosen_layers(
       std::size_t group, const std::optional<std::vector<std::int64_t>>& layers) const;
 

@@ -1,0 +1,13 @@
+# PDX_CUDA_LIBRARY: whether libpdx_cuda.so is built. Tests of the kernel bodies need no nvcc.
+set(PDX_CUDA_LIBRARY OFF)
+if(PDX_WITH_CUDA STREQUAL "AUTO")
+  if(PDX_BUILD_PYTHON)
+    include(CheckLanguage)
+    check_language(CUDA)
+    if(CMAKE_CUDA_COMPILER)
+      set(PDX_CUDA_LIBRARY ON)
+    endif()
+  endif()
+elseif(PDX_WITH_CUDA)
+  set(PDX_CUDA_LIBRARY ON)
+endif()
