@@ -7,6 +7,16 @@ compute the same from the same two layouts.
 from __future__ import annotations
 
 from pdxfer.layout.builders import head_major, mla, page_major, token_major, unified_entries
+from pdxfer.layout.builders_host import (
+    host_layout,
+    layer_first,
+    page_first,
+    page_first_direct,
+    page_head,
+    page_unified,
+)
+from pdxfer.layout.builders_parts import fuse_draft, join_parts, k_only, mxfp8, select_parts
+from pdxfer.layout.builders_state import StateTensor, state, state_entries
 from pdxfer.layout.combining import combine
 from pdxfer.layout.compatibility import Side, check_pair
 from pdxfer.layout.compiled import Batches, Plan
@@ -36,15 +46,29 @@ __all__ = [
     "Rank",
     "RegionSpec",
     "Side",
+    "StateTensor",
     "as_group_pages",
     "check_page_ids",
     "check_pair",
     "combine",
     "cover",
+    "fuse_draft",
     "head_major",
+    "host_layout",
+    "join_parts",
+    "k_only",
+    "layer_first",
     "mla",
+    "mxfp8",
+    "page_first",
+    "page_first_direct",
+    "page_head",
     "page_major",
+    "page_unified",
     "plan",
+    "select_parts",
+    "state",
+    "state_entries",
     "token_major",
     "unified_entries",
     "vectorized_5d",

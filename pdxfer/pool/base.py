@@ -1,47 +1,36 @@
-"""What the pools of one rank share: geometry, memory, reading and writing by layer.
+"""What every pool does, written once over its layout.
 
-Constructor and method names are SGLang's, so that an attention backend written for its pools works
-on these. A pool is also what a client attaches: it has `layout` and `memory`.
+The layout says where each cell is; a pool adds the memory and the methods by slot:
 
     slot = page * page_size + row;  page 0 is reserved: padding is written there, it never travels
+
+Method names are SGLang's, so that code written for its pools works on these. A pool is also what a
+client attaches: it has `layout` and `memory`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from pdxfer.errors import ConfigError
-from pdxfer.layout.dtypes import ITEM_BYTES
-from pdxfer.memory import MemoryRange, SharedMemory, allocate
+from pdxfer.layout.builders_host import units_of
+from pdxfer.layout.builders_parts import only_group
+from pdxfer.pool import moves
+from pdxfer.pool.copies import CHUNK_SLOTS, Chunk, HostCopy, check_copy, copy_in, copy_out
+from pdxfer.pool.refusals import ShapeError, SlotError
+from pdxfer.pool.rows import PartRows, slots_of, widened
+from pdxfer.pool.storage import REGION_ALIGN_BYTES, Storage
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from collections.abc import Sequence
 
     from pdxfer.layout import KVLayout
-    from pdxfer.layout.builders import KVShape
-
-RESERVED_PAGES: Final = 1
-REGION_ALIGN_BYTES: Final = 4096
-"""Regions that share a memory begin at multiples of it."""
-_STORED_AS_BYTES: Final = frozenset({torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e4m3fnuz})
-"""Torch has no indexed store for them."""
+    from pdxfer.memory import MemoryRange, SharedMemory
 
 
-class Layer(Protocol):
-    """An attention layer, as engines hand it to their pool."""
-
-    @property
-    def layer_id(self) -> int:
-        """Global."""
-        ...
-
-
-class KVPool(ABC):
-    """K and V of some layers of one rank.
+class Pool:
+    """A layout and the memory it lies in.
 
     Ownership: a pool made without `memory` owns its memory, and `close` frees it. Tensors got from
     a pool keep the memory mapped: `close` raises `BufferError` while one lives.
@@ -49,126 +38,31 @@ class KVPool(ABC):
     Threads: as torch; nothing here is locked.
     """
 
-    k_buffer: list[torch.Tensor]
-    """By local layer, of `store_dtype`."""
-    v_buffer: list[torch.Tensor]
-
-    def __init__(  # noqa: PLR0913 SGLang's constructor
+    def __init__(
         self,
+        layout: KVLayout,
         *,
-        size: int,
-        page_size: int,
-        dtype: torch.dtype,
-        head_num: int,
-        head_dim: int,
-        layer_num: int,
-        v_head_dim: int | None = None,
         device: str = "cpu",
-        start_layer: int = 0,
-        memory: SharedMemory | None = None,
-        total_kv_heads: int | None = None,
-        head_first: int = 0,
-        model: str = "",
+        memory: SharedMemory | torch.Tensor | None = None,
+        align_bytes: int = REGION_ALIGN_BYTES,
+        pin: bool = False,
     ) -> None:
-        """Make the pool, all zero.
-
-        Args:
-            size: usable slots, a multiple of `page_size`. The buffers hold one more page, page 0.
-            page_size: tokens of a page.
-            dtype: of an element. Floats of 8 bits are stored as uint8 and viewed back on reading.
-            head_num: KV heads that are here.
-            head_dim: of K.
-            layer_num: layers that are here, from global layer `start_layer` on.
-            v_head_dim: of V; None: `head_dim`.
-            device: where; other than `cpu` only an agent inside this process can reach it.
-            start_layer: global id of the first layer.
-            memory: to be used instead of memory of the pool's own, at least `length_bytes` long.
-            total_kv_heads: of the whole model; None: `head_num`.
-            head_first: global number of the first head that is here.
-            model: `name@revision`, compared by both sides where both give it.
-
-        Raises:
-            ConfigError: a value that no pool has, or `memory` too small or not of this device.
-            ResourceError: not enough memory.
-        """
-        name = str(dtype).removeprefix("torch.")
-        if name not in ITEM_BYTES:
-            raise ConfigError(f"dtype={dtype}: a cache has one of {', '.join(ITEM_BYTES)}")
-        if size < 1 or page_size < 1 or size % page_size:
-            raise ConfigError(
-                f"size={size} must be a positive multiple of page_size={page_size} slots"
-            )
-        self.size = size
-        self.page_size = page_size
-        self.dtype = dtype
-        self.store_dtype = torch.uint8 if dtype in _STORED_AS_BYTES else dtype
-        self.head_num = head_num
-        self.head_dim = head_dim
-        self.v_head_dim = head_dim if v_head_dim is None else v_head_dim
-        self.layer_num = layer_num
-        self.start_layer = start_layer
-        self.end_layer = start_layer + layer_num - 1
-        """Global id of the last layer."""
+        """Take or make the memory of `layout`; see `Storage`."""
+        self.layout = layout
         self.device = device
-        self.pages = size // page_size + RESERVED_PAGES
-        """The reserved one included."""
-        self.layout: KVLayout = self._make_layout(
-            layers=range(start_layer, start_layer + layer_num),
-            kv_heads=head_num,
-            head_dim=head_dim,
-            v_head_dim=self.v_head_dim,
-            page_size=page_size,
-            pages=self.pages,
-            dtype=name,
-            total_kv_heads=total_kv_heads,
-            head_first=head_first,
-            reserved_pages=RESERVED_PAGES,
-            model=model,
+        self._storage = Storage(
+            layout, device=device, memory=memory, align_bytes=align_bytes, pin=pin
         )
-        self._offsets, self.length_bytes = _place(
-            [region.length_bytes for region in self.layout.regions]
-        )
-        self._owned = memory is None and device == "cpu"
-        self._shared = allocate(self.length_bytes) if self._owned else memory
-        self._open()
+        self.length_bytes = self._storage.length_bytes
+        """Of the memory."""
+        self._rows: dict[tuple[str, tuple[str, ...], int], PartRows] = {}
+        self._bind()
 
-    # -- reading and writing -------------------------------------------------------------------
-    def get_key_buffer(self, layer_id: int) -> torch.Tensor:
-        """All keys of a global layer, of `dtype`; shares the pool's memory."""
-        return self._readable(self.k_buffer[self._local(layer_id)])
+    @property
+    def memory(self) -> tuple[MemoryRange, ...]:
+        """One range per region of the layout, in order; no tensor, so `close` does not mind it."""
+        return self._storage.ranges()
 
-    def get_value_buffer(self, layer_id: int) -> torch.Tensor:
-        """All values of a global layer, of `dtype`; shares the pool's memory."""
-        return self._readable(self.v_buffer[self._local(layer_id)])
-
-    def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a global layer."""
-        return self.get_key_buffer(layer_id), self.get_value_buffer(layer_id)
-
-    def set_kv_buffer(
-        self, layer: int | Layer, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor
-    ) -> None:
-        """Write tokens of one layer.
-
-        Shapes:  loc [n], slots; cache_k [n, head_num, head_dim]; cache_v [n, head_num, v_head_dim];
-                 other dtypes are converted.
-        Raises:  ConfigError: another shape, a negative slot, a layer that is not here.
-                 IndexError: a slot behind the pool (on a GPU, torch's own way to say so).
-        """
-        local = self._local(layer if isinstance(layer, int) else layer.layer_id)
-        if loc.ndim != 1 or loc.is_floating_point():
-            raise ConfigError(f"loc must be one-dimensional slot ids, got {loc.dtype} {loc.shape}")
-        if loc.device.type == "cpu" and loc.numel() and int(loc.min()) < 0:
-            raise ConfigError(f"loc has slot {int(loc.min())}; slots begin at 0")
-        for name, rows, dim in (("k", cache_k, self.head_dim), ("v", cache_v, self.v_head_dim)):
-            wanted = (loc.numel(), self.head_num, dim)
-            if tuple(rows.shape) != wanted:
-                raise ConfigError(f"cache_{name} has shape {tuple(rows.shape)}, needs {wanted}")
-        where = self._index(loc)
-        self.k_buffer[local][where] = self._storable(cache_k)
-        self.v_buffer[local][where] = self._storable(cache_v)
-
-    # -- for transfer --------------------------------------------------------------------------
     def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
         """Region by region: addresses, lengths and bytes of a page.
 
@@ -180,88 +74,173 @@ class KVPool(ABC):
             [region.item_len for region in self.layout.regions],
         )
 
-    @property
-    def memory(self) -> tuple[MemoryRange, ...]:
-        """One range per region of the layout, in order; no tensor, so `close` does not mind it."""
-        lengths = [region.length_bytes for region in self.layout.regions]
-        if self._shared is not None:
-            return tuple(map(self._shared.range, self._offsets, lengths))
-        base = self._raw.data_ptr()
-        return tuple(
-            MemoryRange(base + offset, length, self._raw)
-            for offset, length in zip(self._offsets, lengths, strict=True)
+    def move_pages(
+        self, tgt_pages: torch.Tensor, src_pages: torch.Tensor, group: str | None = None
+    ) -> None:
+        """All of page `src_pages[i]` to page `tgt_pages[i]`; the two may overlap.
+
+        Bytes that belong to no cell stay. Of a target that appears twice the last source stays.
+
+        Raises:  SlotError, ShapeError: ids that are not pages of the group, other counts; nothing
+                 was moved.
+        """
+        name = only_group(self.layout).name if group is None else group
+        pages = self.layout.group_by_name[name].pages
+        target, source = (
+            slots_of(ids, field, pages, self._torch_device)
+            for field, ids in (("tgt_pages", tgt_pages), ("src_pages", src_pages))
         )
+        moves.move_pages(self.layout, name, self._storage, target, source)
+
+    def rows(self, parts: str | tuple[str, ...], layer: int, group: str | None = None) -> PartRows:
+        """Rows by slot of a part, or of parts that share a row, of a global layer.
+
+        Raises:  SlotError: no such part here. ConfigError: parts apart, tiles of unknown rows.
+        """
+        unit = (parts,) if isinstance(parts, str) else parts
+        name = only_group(self.layout).name if group is None else group
+        found = self._rows.get((name, unit, layer))
+        if found is None:
+            planes = [self.layout.planes_by_key.get((name, part, layer), ()) for part in unit]
+            if not all(planes):
+                raise SlotError(f"no part {unit} of layer {layer} in group {name} of this pool")
+            found = PartRows(self.layout.group_by_name[name], widened(planes), self._storage)
+            self._rows[name, unit, layer] = found
+        return found
 
     def close(self) -> None:
         """Free the memory, if it is the pool's own; the pool is of no use afterwards. Idempotent.
 
         Raises: BufferError while a tensor of the pool lives; the pool is as before then.
         """
-        if not hasattr(self, "_raw"):
-            return
-        del self._raw, self.k_buffer, self.v_buffer
-        if self._shared is None or not self._owned:
-            return
+        self._rows.clear()
+        self._unbind()
         try:
-            self._shared.close()
+            self._storage.close()
         except BufferError:
-            self._open()
+            self._bind()
             raise
 
-    # -- what a kind of pool says --------------------------------------------------------------
-    @staticmethod
-    @abstractmethod
-    def _make_layout(**shape: Unpack[KVShape]) -> KVLayout:
-        """The builder of this kind."""
+    @property
+    def _torch_device(self) -> torch.device:
+        return self._storage.raw.device
 
-    @abstractmethod
-    def _make_views(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """K and V of every layer, as views of `_raw`."""
+    def _bind(self) -> None:
+        """Make what keeps tensors of the memory."""
 
-    @abstractmethod
-    def _index(self, loc: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """What indexes the slots `loc` in a layer's view."""
-
-    # -- inside --------------------------------------------------------------------------------
-    def _open(self) -> None:
-        if self._shared is None:
-            self._raw = torch.zeros(self.length_bytes, dtype=torch.uint8, device=self.device)
-        elif self.device != "cpu" or self._shared.length_bytes < self.length_bytes:
-            raise ConfigError(
-                f"memory has {self._shared.length_bytes} bytes of the host; a pool on "
-                f"device={self.device} needs {self.length_bytes} bytes there"
-            )
-        else:
-            whole = torch.from_numpy(np.frombuffer(self._shared.buffer, np.uint8))
-            self._raw = whole[: self.length_bytes]
-        self.k_buffer, self.v_buffer = self._make_views()
-
-    def _region(self, index: int) -> torch.Tensor:
-        """The bytes of a region."""
-        offset = self._offsets[index]
-        return self._raw[offset : offset + self.layout.regions[index].length_bytes]
-
-    def _local(self, layer_id: int) -> int:
-        if not self.start_layer <= layer_id <= self.end_layer:
-            raise ConfigError(
-                f"layer {layer_id} is not in this pool, which has layers {self.start_layer} to "
-                f"{self.end_layer}"
-            )
-        return layer_id - self.start_layer
-
-    def _readable(self, stored: torch.Tensor) -> torch.Tensor:
-        return stored if self.store_dtype == self.dtype else stored.view(self.dtype)
-
-    def _storable(self, rows: torch.Tensor) -> torch.Tensor:
-        converted = rows.to(device=self.device, dtype=self.dtype)
-        return converted if self.store_dtype == self.dtype else converted.view(self.store_dtype)
+    def _unbind(self) -> None:
+        """Let go of it."""
 
 
-def _place(lengths: list[int]) -> tuple[list[int], int]:
-    """Offsets of regions in one memory, and its length."""
-    offsets, end = [], 0
-    for length in lengths:
-        start = -(-end // REGION_ALIGN_BYTES) * REGION_ALIGN_BYTES
-        offsets.append(start)
-        end = start + length
-    return offsets, end
+class TokenPool(Pool):
+    """A pool of one group of token pages."""
+
+    cpu_offloading_chunk_size = CHUNK_SLOTS
+    """Rows of one chunk of a host copy."""
+
+    def get_cpu_copy(
+        self,
+        indices: torch.Tensor,
+        mamba_indices: torch.Tensor | None = None,
+        req_pool_index: int | None = None,
+    ) -> HostCopy:
+        """The rows of some slots in all layers, on the host; drafts' layers come last.
+
+        Args:    indices: slots in any order, repeats allowed. The other two are for pools that
+                 hold states.
+        Returns: `[layer][chunk]` of `[K, V]` (MLA: of one tensor), rows `[n, heads, dim]` as they
+                 are stored.
+        Raises:  SlotError, ShapeError: no slots of this pool.
+        """
+        del mamba_indices, req_pool_index
+        loc = self._loc(indices, "indices")
+        chunk = self.cpu_offloading_chunk_size
+        return copy_out(self._layer_rows(), loc, self._copy_dtype, chunk)
+
+    def load_cpu_copy(
+        self,
+        kv_cache_cpu: Sequence[Sequence[Chunk]],
+        indices: torch.Tensor,
+        mamba_indices: torch.Tensor | None = None,
+        req_pool_index: int | None = None,
+    ) -> None:
+        """Write a copy to other slots; one taken from any layout of the same geometry.
+
+        Args:    kv_cache_cpu: what `get_cpu_copy` gave. indices: as many slots as it has rows, in
+                 its order; of a slot that appears twice the last row stays.
+        Raises:  SlotError, ShapeError: no slots of this pool, or a copy of another geometry;
+                 nothing was written.
+        """
+        del mamba_indices, req_pool_index
+        loc = self._loc(indices, "indices")
+        copy_in(self._layer_rows(), loc, kv_cache_cpu, self._copy_dtype)
+
+    def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        """Every row of slot `src_loc[i]` to slot `tgt_loc[i]`, in all layers; they may overlap.
+
+        Of a target that appears twice the last source stays.
+
+        Raises:  SlotError, ShapeError: ids that are not slots, other counts; nothing was moved.
+        """
+        target, source = self._loc(tgt_loc, "tgt_loc"), self._loc(src_loc, "src_loc")
+        moves.move_slots((rows for units in self._layer_rows() for rows in units), target, source)
+
+    def check_cpu_copy(self, kv_cache_cpu: Sequence[Sequence[Chunk]], count: int) -> None:
+        """Refuses a copy that is not of `count` rows of this pool's geometry.
+
+        Raises:  ShapeError.
+        """
+        check_copy(self._layer_rows(), count, kv_cache_cpu, self._copy_dtype)
+
+    def checked_slots(self, loc: torch.Tensor, name: str = "indices") -> torch.Tensor:
+        """`loc` as slot ids, int64 on the pool's device.
+
+        Raises:  SlotError, ShapeError: ids that are not slots of this pool.
+        """
+        return self._loc(loc, name)
+
+    @property
+    def slots(self) -> int:
+        """All of them, those of reserved pages included."""
+        group = only_group(self.layout)
+        return group.pages * group.page_size
+
+    @property
+    def _copy_dtype(self) -> str:
+        return self.layout.dtype
+
+    def _layer_rows(self) -> list[list[PartRows]]:
+        """Rows of every unit, by layer, ascending."""
+        group = only_group(self.layout)
+        units = units_of(self.layout)
+        return [
+            [
+                self.rows(unit, layer)
+                for unit in units
+                if (group.name, unit[0], layer) in self.layout.planes_by_key
+            ]
+            for layer in self.layout.layers
+        ]
+
+    def _loc(self, loc: object, name: str) -> torch.Tensor:
+        return slots_of(loc, name, self.slots, self._torch_device)
+
+    def _write(self, layer: int, loc: torch.Tensor, rows: dict[str, torch.Tensor]) -> None:
+        """Write rows of some parts of a layer, checked as a whole before the first byte.
+
+        Args:    rows: by part, `[n, heads, width]`, of the stored dtype.
+        """
+        found = {part: self.rows(part, layer) for part in rows}
+        for part, given in rows.items():
+            check_rows(f"cache_{part}", given, (loc.numel(), found[part].heads, found[part].width))
+        for part, given in rows.items():
+            found[part].scatter(loc, given)
+
+
+def check_rows(name: str, rows: torch.Tensor, wanted: tuple[int, ...]) -> None:
+    """Refuses rows of another shape.
+
+    Raises:  ShapeError: naming both.
+    """
+    if tuple(rows.shape) != wanted:
+        raise ShapeError(f"{name} has shape {tuple(rows.shape)}, needs {wanted}")

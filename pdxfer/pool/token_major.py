@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pdxfer.layout import token_major
-from pdxfer.pool.base import KVPool
+from pdxfer.pool.kv import KVPool
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    import torch
-
     from pdxfer.layout import KVLayout
-    from pdxfer.layout.builders import KVShape
+    from pdxfer.layout.shapes import KVShape
 
 
 class TokenMajorPool(KVPool):
@@ -22,19 +20,5 @@ class TokenMajorPool(KVPool):
     Regions, in order: K of every layer, then V of every layer, each contiguous.
     """
 
-    @staticmethod
-    def _make_layout(**shape: Unpack[KVShape]) -> KVLayout:
+    def _make_layout(self, **shape: Unpack[KVShape]) -> KVLayout:
         return token_major(**shape)
-
-    def _make_views(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        def view(region: int, dim: int) -> torch.Tensor:
-            return self._region(region).view(self.store_dtype).view(-1, self.head_num, dim)
-
-        layers = range(self.layer_num)
-        return (
-            [view(layer, self.head_dim) for layer in layers],
-            [view(self.layer_num + layer, self.v_head_dim) for layer in layers],
-        )
-
-    def _index(self, loc: torch.Tensor) -> torch.Tensor:
-        return loc

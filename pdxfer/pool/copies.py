@@ -1,0 +1,149 @@
+"""Copies of some tokens of a pool on the host, and back into it or into another pool.
+
+A copy is a nested list, `[layer][chunk]` of K and V (of every unit the layer has; of one unit the
+tensor itself), rows `[n, heads, dim]` in the order of the indices. It says nothing of where the
+rows lay, so that what was copied out of one layout loads into another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from pdxfer.pool.refusals import ShapeError
+from pdxfer.pool.rows import PartRows, last_of_each
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CHUNK_SLOTS: Final = 8192
+"""Rows that are gathered at a time, so that a copy needs little memory on the device."""
+
+Chunk = torch.Tensor | list[torch.Tensor]
+"""Of one layer: a tensor where rows are of one unit (MLA), else one a unit."""
+
+
+class HostCopy(list[list[Chunk]]):
+    """Tokens of a pool on the host: `[layer][chunk]`, and the element type the bytes stand for."""
+
+    def __init__(self, layers: Sequence[list[Chunk]], dtype: str) -> None:
+        """A copy of `layers`, of elements of `dtype` (8-bit floats lie in it as uint8)."""
+        super().__init__(layers)
+        self.dtype = dtype
+
+
+def copy_out(
+    layers: Sequence[Sequence[PartRows]], loc: torch.Tensor, dtype: str, chunk_slots: int
+) -> HostCopy:
+    """The rows of slots `loc` of every layer, on the host.
+
+    Args:    layers: rows of every unit, by layer. loc: checked; any order, repeats allowed.
+    """
+    synchronize(loc.device)
+    parts = [loc[start : start + chunk_slots] for start in range(0, loc.numel(), chunk_slots)]
+    copied = [
+        [_chunk([rows.gather(part).to("cpu") for rows in units]) for part in parts]
+        for units in layers
+    ]
+    synchronize(loc.device)
+    return HostCopy(copied, dtype)
+
+
+def copy_in(
+    layers: Sequence[Sequence[PartRows]],
+    loc: torch.Tensor,
+    copied: Sequence[Sequence[Chunk]],
+    dtype: str,
+) -> None:
+    """Write a copy to slots `loc`; where one appears twice its last row stays.
+
+    Raises:  ShapeError: layers, units, rows, shapes or element types that are not these; nothing
+             was written.
+    """
+    chunks = check_copy(layers, loc.numel(), copied, dtype)
+    synchronize(loc.device)
+    kept = last_of_each(loc)
+    for units, layer_chunks in zip(layers, chunks, strict=True):
+        if kept is None:
+            _write(units, loc, layer_chunks)
+        elif layer_chunks:
+            whole = [torch.cat(tensors) for tensors in zip(*layer_chunks, strict=True)]
+            at = kept.to(whole[0].device)
+            _write(units, loc[kept], [[tensor[at] for tensor in whole]])
+    synchronize(loc.device)
+
+
+def check_copy(
+    layers: Sequence[Sequence[PartRows]], count: int, copied: Sequence[Sequence[Chunk]], dtype: str
+) -> list[list[list[torch.Tensor]]]:
+    """The tensors of a copy by layer, chunk and unit.
+
+    Raises:  ShapeError: the copy is not of `count` rows of these layers.
+    """
+    if isinstance(copied, HostCopy) and copied.dtype != dtype:
+        raise ShapeError(f"the copy is of {copied.dtype} elements, the pool of {dtype}")
+    if len(copied) != len(layers):
+        raise ShapeError(f"the copy has {len(copied)} layers, the pool {len(layers)}")
+    found = []
+    for units, layer_chunks in zip(layers, copied, strict=True):
+        chunks = [[c] if isinstance(c, torch.Tensor) else list(c) for c in layer_chunks]
+        rows = sum(len(chunk[0]) for chunk in chunks if chunk)
+        if rows != count:
+            raise ShapeError(
+                f"layer {units[0].layer} of the copy has {rows} rows for {count} indices"
+            )
+        for chunk in chunks:
+            _check_chunk(units, chunk)
+        found.append(chunks)
+    return found
+
+
+def take_rows(copied: HostCopy, kept: torch.Tensor) -> HostCopy:
+    """The rows of a copy for which the mask `kept` is set."""
+    rows = torch.nonzero(kept.to("cpu")).flatten()
+    layers: list[list[Chunk]] = []
+    for chunks in copied:
+        if not chunks:
+            layers.append([])
+            continue
+        columns = [[c] if isinstance(c, torch.Tensor) else c for c in chunks]
+        whole = [torch.cat(tensors)[rows] for tensors in zip(*columns, strict=True)]
+        layers.append([_chunk(whole)] if len(rows) else [])
+    return HostCopy(layers, copied.dtype)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what the device still does to the pool."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _write(
+    units: Sequence[PartRows], loc: torch.Tensor, chunks: Sequence[Sequence[torch.Tensor]]
+) -> None:
+    start = 0
+    for chunk in chunks:
+        end = start + len(chunk[0])
+        for rows, tensor in zip(units, chunk, strict=True):
+            rows.scatter(loc[start:end], tensor.to(loc.device, non_blocking=True))
+        start = end
+
+
+def _check_chunk(units: Sequence[PartRows], chunk: Sequence[torch.Tensor]) -> None:
+    if len(chunk) != len(units):
+        raise ShapeError(
+            f"layer {units[0].layer} of the copy has {len(chunk)} tensors, the pool {len(units)}: "
+            f"{', '.join(rows.part for rows in units)}"
+        )
+    for rows, tensor in zip(units, chunk, strict=True):
+        wanted = (len(chunk[0]), rows.heads, rows.width)
+        if tuple(tensor.shape) != wanted or tensor.dtype != rows.dtype:
+            raise ShapeError(
+                f"{rows.part} of layer {rows.layer} of the copy has {tensor.dtype} "
+                f"{tuple(tensor.shape)}, the pool {rows.dtype} {wanted}"
+            )
+
+
+def _chunk(tensors: list[torch.Tensor]) -> Chunk:
+    return tensors[0] if len(tensors) == 1 else tensors

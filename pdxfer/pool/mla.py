@@ -1,0 +1,191 @@
+"""Latent attention (MLA): one row a token and layer, `[latent | rope]`, the same on every rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from pdxfer.errors import ConfigError
+from pdxfer.layout import mla
+from pdxfer.pool.base import TokenPool, check_rows
+from pdxfer.pool.kv import (
+    RESERVED_PAGES,
+    Layer,
+    Scale,
+    layer_id_of,
+    pool_shape,
+    shown_layers,
+    storable,
+)
+from pdxfer.pool.prefix_valid import committed_rows
+from pdxfer.pool.rows import stored_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdxfer.memory import SharedMemory
+
+_ROW: Final = ("latent", "rope")
+
+
+class MLAPool(TokenPool):
+    """Keys are whole rows `[slots, 1, kv_lora_rank + qk_rope_head_dim]`; values their latent part.
+
+    Arrangements are those of `pdxfer.layout.mla`.
+    """
+
+    kv_buffer: list[torch.Tensor]
+    """Whole rows by local layer, of `store_dtype`."""
+
+    def __init__(  # noqa: PLR0913 SGLang's constructor
+        self,
+        *,
+        size: int,
+        page_size: int,
+        dtype: torch.dtype,
+        kv_lora_rank: int,
+        qk_rope_head_dim: int,
+        layer_num: int,
+        device: str = "cpu",
+        start_layer: int = 0,
+        memory: SharedMemory | torch.Tensor | None = None,
+        model: str = "",
+        layer_ids: Sequence[int] | None = None,
+        group: str = "full",
+        reserved_pages: int = RESERVED_PAGES,
+        arrangement: str = "token_major",
+    ) -> None:
+        """Make the pool, all zero. Arguments as `KVPool`, and the two widths of a row.
+
+        Raises:
+            ConfigError: a value that no pool has, or `memory` too small or not of this device.
+            ResourceError: not enough memory.
+        """
+        name, ids = pool_shape(size, page_size, dtype, (start_layer, layer_num, layer_ids))
+        self.size = size
+        self.page_size = page_size
+        self.dtype = dtype
+        self.store_dtype = stored_dtype(name)
+        self.kv_lora_rank = kv_lora_rank
+        self.qk_rope_head_dim = qk_rope_head_dim
+        self.kv_cache_dim = kv_lora_rank + qk_rope_head_dim
+        self.layer_num = layer_num
+        self.start_layer = min(ids, default=start_layer)
+        self.end_layer = max(ids, default=start_layer)
+        self.layer_ids = ids
+        self.pages = size // page_size + reserved_pages
+        layout = mla(
+            layers=ids,
+            kv_lora_rank=kv_lora_rank,
+            qk_rope_head_dim=qk_rope_head_dim,
+            page_size=page_size,
+            pages=self.pages,
+            dtype=name,
+            arrangement=arrangement,
+            reserved_pages=reserved_pages,
+            group=group,
+            model=model,
+        )
+        super().__init__(layout, device=device, memory=memory)
+
+    def get_key_buffer(self, layer_id: int) -> torch.Tensor:
+        """Whole rows of a global layer, of `dtype`; shares the pool's memory."""
+        self._check_layer(layer_id)
+        stored = self.rows(_ROW, layer_id).view
+        return stored if self.store_dtype == self.dtype else stored.view(self.dtype)
+
+    def get_value_buffer(self, layer_id: int) -> torch.Tensor:
+        """The latent part of the rows of a global layer."""
+        return self.get_key_buffer(layer_id)[..., : self.kv_lora_rank]
+
+    def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a global layer."""
+        return self.get_key_buffer(layer_id), self.get_value_buffer(layer_id)
+
+    def set_kv_buffer(
+        self,
+        layer: int | Layer,
+        loc: torch.Tensor,
+        cache_k: torch.Tensor,
+        cache_v: torch.Tensor | None = None,
+        layer_id_override: int | None = None,
+    ) -> None:
+        """Write whole rows of one layer.
+
+        Shapes:  loc [n], slots; cache_k [n, 1, kv_lora_rank + qk_rope_head_dim] (or without the 1);
+                 cache_v is not read: values are a part of the keys.
+        Raises:  ShapeError, SlotError, ConfigError: nothing was written.
+        """
+        del cache_v
+        layer_id = layer_id_of(layer, layer_id_override)
+        self._check_layer(layer_id)
+        slots = self._loc(loc, "loc")
+        rows = cache_k.unsqueeze(1) if cache_k.ndim == 2 else cache_k
+        stored = storable(rows, None, self.dtype, self._torch_device)
+        whole = self.rows(_ROW, layer_id)
+        check_rows("cache_k", stored, (slots.numel(), 1, whole.width))
+        whole.scatter(slots, stored)
+
+    def set_mla_kv_buffer(
+        self,
+        layer: int | Layer,
+        loc: torch.Tensor,
+        cache_k_nope: torch.Tensor,
+        cache_k_rope: torch.Tensor,
+    ) -> None:
+        """Write rows that come in two tensors, `[n, 1, kv_lora_rank]` and `[n, 1, rope]`."""
+        parts = [
+            rows.unsqueeze(1) if rows.ndim == 2 else rows for rows in (cache_k_nope, cache_k_rope)
+        ]
+        widths = (self.kv_lora_rank, self.qk_rope_head_dim)
+        for name, rows, width in zip(("cache_k_nope", "cache_k_rope"), parts, widths, strict=True):
+            check_rows(name, rows, (loc.numel(), 1, width))
+        self.set_kv_buffer(layer, loc, torch.cat(parts, dim=2))
+
+    def get_mla_kv_buffer(
+        self, layer: int | Layer, loc: torch.Tensor, dst_dtype: torch.dtype | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Latent and rope of slots `loc`, `[n, 1, width]` each, copies of `dst_dtype`."""
+        layer_id = layer_id_of(layer, None)
+        self._check_layer(layer_id)
+        rows = self.rows(_ROW, layer_id).gather(self._loc(loc, "loc")).view(self.dtype)
+        rows = rows if dst_dtype is None else rows.to(dst_dtype)
+        return rows[..., : self.kv_lora_rank], rows[..., self.kv_lora_rank :]
+
+    def set_kv_buffer_prefix_valid(  # noqa: PLR0913 SGLang's signature
+        self,
+        layer: int | Layer,
+        loc_2d: torch.Tensor,
+        commit_lens: torch.Tensor,
+        cache_k: torch.Tensor,
+        cache_v: torch.Tensor | None = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        layer_id_override: int | None = None,
+    ) -> None:
+        """Write the first `commit_lens[b]` whole rows of every request's block.
+
+        As `KVPool.set_kv_buffer_prefix_valid`; only the number of rows of `cache_v` is looked at,
+        and rows of latents have no scales.
+        """
+        del k_scale, v_scale
+        given = (
+            {"cache_k": cache_k} if cache_v is None else {"cache_k": cache_k, "cache_v": cache_v}
+        )
+        loc, at = committed_rows(loc_2d, commit_lens, given, self._torch_device)
+        rows = cache_k.to(self._torch_device)[at]
+        self.set_kv_buffer(layer, loc, rows, layer_id_override=layer_id_override)
+
+    def _bind(self) -> None:
+        self.kv_buffer = [self.rows(_ROW, layer).view for layer in self.layer_ids]
+
+    def _unbind(self) -> None:
+        self.kv_buffer = []
+
+    def _check_layer(self, layer_id: int) -> None:
+        if layer_id not in self.layer_ids:
+            raise ConfigError(
+                f"layer {layer_id} is not in this pool, which has layers "
+                f"{shown_layers(self.layer_ids)}"
+            )

@@ -1,0 +1,46 @@
+"""Rows and pages from one place of a pool to another; sources and targets may overlap.
+
+Everything that is to be moved is gathered before a byte of it is written, layer by layer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pdxfer.pool.blocks import page_blocks
+from pdxfer.pool.refusals import ShapeError
+from pdxfer.pool.rows import last_of_each
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+    from pdxfer.layout import KVLayout
+    from pdxfer.pool.rows import PartRows
+    from pdxfer.pool.storage import Storage
+
+
+def move_slots(rows: Iterable[PartRows], target: torch.Tensor, source: torch.Tensor) -> None:
+    """Every row of slot `source[i]` to slot `target[i]`; of a repeated target the last stays."""
+    target, source = _pairs(target, source)
+    for part in rows:
+        part.scatter(target, part.gather(source))
+
+
+def move_pages(
+    layout: KVLayout, group: str, storage: Storage, target: torch.Tensor, source: torch.Tensor
+) -> None:
+    """All cells of page `source[i]` to page `target[i]`; bytes between cells stay."""
+    target, source = _pairs(target, source)
+    pages = layout.group_by_name[group].pages
+    for block in page_blocks(layout, group):
+        view = storage.block(block.region, block.base, block.stride, (pages, block.length_bytes))
+        view[target] = view[source]
+
+
+def _pairs(target: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if target.numel() != source.numel():
+        raise ShapeError(f"{target.numel()} targets for {source.numel()} sources")
+    kept = last_of_each(target)
+    return (target, source) if kept is None else (target[kept], source[kept])

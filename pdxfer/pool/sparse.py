@@ -1,0 +1,102 @@
+"""A main pool with an index: keys alone, of some layers, for the same slots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pdxfer.errors import ConfigError
+from pdxfer.layout import page_major, token_major
+from pdxfer.layout.builders_parts import join_parts, k_only
+from pdxfer.pool.kv import KVPool, Layer, layer_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Unpack
+
+    import torch
+
+    from pdxfer.layout import KVLayout
+    from pdxfer.layout.shapes import KVShape
+    from pdxfer.pool.kv import KVOptions
+
+INDEX: Final = "index_k"
+_MAIN: Final[dict[str, Callable[..., KVLayout]]] = {
+    "token_major": token_major,
+    "page_major": page_major,
+}
+
+
+class SparsePool(KVPool):
+    """K and V of every layer, and index keys `[slots, index_head_num, index_head_dim]` of some.
+
+    The index shares the main pool's slots and pages: host copies, moves and transfers take both.
+    Its heads are replicated over attention TP.
+    """
+
+    def __init__(
+        self,
+        *,
+        index_head_dim: int,
+        index_head_num: int = 1,
+        index_layer_ids: Sequence[int] | None = None,
+        arrangement: str = "token_major",
+        **options: Unpack[KVOptions],
+    ) -> None:
+        """As `KVPool`.
+
+        Args:    index_layer_ids: global layers that have an index; None: all. arrangement: of the
+                 main pool, `token_major` or `page_major`.
+        """
+        if arrangement not in _MAIN:
+            raise ConfigError(f"arrangement is {arrangement!r}; it must be one of {sorted(_MAIN)}")
+        if options.get("draft") is not None:
+            raise ConfigError("a sparse pool has no draft lanes; give the draft a pool of its own")
+        self._arrangement = arrangement
+        self._index_shape = (index_head_num, index_head_dim)
+        self.index_layer_ids = None if index_layer_ids is None else tuple(index_layer_ids)
+        """Global layers that have an index."""
+        super().__init__(**options)
+
+    def get_index_k_buffer(self, layer_id: int) -> torch.Tensor:
+        """All index keys of a global layer, of `dtype`; shares the pool's memory."""
+        self._check_index(layer_id)
+        return self._readable(self.rows(INDEX, layer_id).view)
+
+    def set_index_k_buffer(
+        self, layer: int | Layer, loc: torch.Tensor, index_k: torch.Tensor
+    ) -> None:
+        """Write index keys of one layer.
+
+        Shapes:  loc [n], slots; index_k [n, index_head_num, index_head_dim].
+        Raises:  ShapeError, SlotError, ConfigError: nothing was written.
+        """
+        layer_id = layer_id_of(layer, None)
+        self._check_index(layer_id)
+        self._write(layer_id, self._loc(loc, "loc"), {INDEX: self._storable(index_k, None)})
+
+    def _make_layout(self, **shape: Unpack[KVShape]) -> KVLayout:
+        layers = tuple(shape["layers"])
+        if self.index_layer_ids is None:
+            self.index_layer_ids = layers
+        others = set(self.index_layer_ids) - set(layers)
+        if others:
+            raise ConfigError(f"index_layer_ids has layer {min(others)}, which is not in this pool")
+        heads, head_dim = self._index_shape
+        index = k_only(
+            layers=self.index_layer_ids,
+            heads=heads,
+            head_dim=head_dim,
+            page_size=shape["page_size"],
+            pages=shape["pages"],
+            dtype=shape["dtype"],
+            part=INDEX,
+            reserved_pages=shape.get("reserved_pages", 1),
+            group=shape.get("group", "full"),
+            model=shape.get("model", ""),
+        )
+        return join_parts(_MAIN[self._arrangement](**shape), index)
+
+    def _check_index(self, layer_id: int) -> None:
+        self._parts(layer_id)
+        if layer_id not in (self.index_layer_ids or ()):
+            raise ConfigError(f"layer {layer_id} has no index")
