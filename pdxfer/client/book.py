@@ -15,7 +15,13 @@ from pdxfer.client.line import Line
 from pdxfer.client.pages import check_seconds
 from pdxfer.client.record import TransferRecord
 from pdxfer.client.requests import check_hello, rank_info
-from pdxfer.errors import ConfigError, LocalProtocolError, PdxferError, RemoteProtocolError
+from pdxfer.errors import (
+    ConfigError,
+    LocalProtocolError,
+    PdxferError,
+    RemoteProtocolError,
+    ResourceError,
+)
 from pdxfer.local.board import BoardReader
 from pdxfer.local.messages import (
     AbortTransfer,
@@ -24,6 +30,8 @@ from pdxfer.local.messages import (
     FromAgent,
     LocalMessage,
     Opened,
+    OpenReceive,
+    OpenSend,
     Outcome,
     Refused,
     ReleaseSlot,
@@ -31,7 +39,7 @@ from pdxfer.local.messages import (
 from pdxfer.protocol.state import FINAL, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pdxfer.layout import Rank
 
@@ -47,6 +55,8 @@ class Opening(Generic[R]):
 
     kind: type[R]
     room: int
+    pages: bool
+    """Whether pages go with it."""
     transfer: R | None = None
     """Set with the agent's answer. (By then others may have listed and released it.)"""
 
@@ -96,6 +106,8 @@ class Book(Generic[R, L]):
         self._by_request: dict[int, R] = {}
         self._opening: dict[int, Opening[R]] = {}
         """By request number: transfers asked for."""
+        self._given_up: dict[int, int] = {}
+        """By request number: rooms asked for with pages, whose answer nobody awaits any more."""
         self._ended: deque[R] = deque(maxlen=limits.FINISHED_KEPT_MAX)
         self._closed = False
         self._hello: AgentHello | None = None
@@ -140,6 +152,19 @@ class Book(Generic[R, L]):
             self._ended.clear()
         return listed
 
+    @property
+    def given_up(self) -> frozenset[int]:
+        """Rooms whose opening was given up while their pages were the agent's already.
+
+        An `open`, `send` or `receive` that ends before the agent has answered (its `timeout_s` is
+        over, the agent died, its task was cancelled) leaves nobody with a transfer to ask. It is
+        aborted once the answer comes. Pages given with it are the worker's again when its room is
+        not here any more; when the agent is gone, as those of any live transfer.
+        """
+        self._settle_changed()
+        with self._lock:
+            return frozenset(self._given_up.values())
+
     def check_agent(self) -> None:
         """Look whether the agent is alive, without waiting.
 
@@ -158,7 +183,7 @@ class Book(Generic[R, L]):
                 return
             self._closed = True
         self._settle_changed()
-        idle = not self._live
+        idle = not (self._live or self._opening or self._given_up)
         self.channel.close()
         if idle and self._agent is not None:
             release_cache(self._agent, self)
@@ -217,24 +242,41 @@ class Book(Generic[R, L]):
         """Take over the eventfd that tells of changes on the board."""
         raise NotImplementedError
 
-    def _expect(self, request: int, kind: type[R], room: int) -> Opening[R]:
-        """A transfer is about to be asked for; `_forget` follows, whatever comes."""
+    @contextlib.contextmanager
+    def _opens(self, message: OpenSend | OpenReceive, kind: type[R]) -> Iterator[Opening[R]]:
+        """Inside, the transfer is asked for. A raise there means that nobody will use it."""
         self._settle_changed()
-        opening = Opening(kind, room)
+        self.channel.check()
+        pages = message.chunk if isinstance(message, OpenSend) else message.place
+        opening = Opening(kind, message.room, pages is not None)
         with self._lock:
-            self._opening[request] = opening
-        return opening
+            self._opening[message.request] = opening
+        try:
+            yield opening
+        except ResourceError:  # refused, or too large to be sent: the agent has nothing
+            with self._lock:
+                self._opening.pop(message.request, None)
+            raise
+        except BaseException:
+            self._give_up(message.request, opening)
+            raise
+        with self._lock:
+            self._opening.pop(message.request, None)
 
-    def _forget(self, request: int, opening: Opening[R], *, wanted: bool) -> None:
-        """Whoever asked has its answer, or has given up: then nobody will use the transfer."""
+    def _give_up(self, request: int, opening: Opening[R]) -> None:
         with self._lock:
-            self._opening.pop(request, None)
+            awaited = self._opening.pop(request, None) is not None
             transfer = opening.transfer
-            if wanted or transfer is None:
+            if transfer is None:
+                if awaited and opening.pages:
+                    self._given_up[request] = opening.room
                 return
+            # The answer came just before whoever asked stopped waiting.
             transfer.unwanted = True
             if transfer in self._ended:
                 self._ended.remove(transfer)
+            if opening.pages and transfer.final is None:
+                self._given_up[request] = opening.room
         transfer.abort(_GIVEN_UP)
 
     def _on_message(self, message: FromAgent) -> None:
@@ -247,10 +289,17 @@ class Book(Generic[R, L]):
             if transfer is not None and transfer.sequence == message.sequence:
                 transfer.hear(message)
         elif isinstance(message, Refused):
+            self._on_refused(message)
+
+    def _on_refused(self, message: Refused) -> None:
+        with self._lock:
             transfer = self._by_request.get(message.request)
-            if transfer is not None:
-                transfer.refusal = message
-                transfer.abort(message.text)
+            if transfer is None:
+                self._opening.pop(message.request, None)
+                self._given_up.pop(message.request, None)
+                return
+        transfer.refusal = message
+        transfer.abort(message.text)
 
     def _on_opened(self, message: Opened) -> None:
         """Made here, not by whoever asked: its first outcome may follow at once."""
@@ -282,6 +331,7 @@ class Book(Generic[R, L]):
     def _release(self, transfer: R) -> None:
         del self._live[transfer.slot]
         del self._by_request[transfer.request]
+        self._given_up.pop(transfer.request, None)
         with contextlib.suppress(PdxferError):
             self.channel.post(ReleaseSlot(transfer=transfer.slot, sequence=transfer.sequence))
 

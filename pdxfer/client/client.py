@@ -89,13 +89,8 @@ class Client(Book[Transfer, Channel]):
     # -- for the two roles ---------------------------------------------------------------------
     def _open_transfer(self, message: OpenSend | OpenReceive, kind: type[T]) -> T:
         """Ask for a transfer, and wait for its slot."""
-        opening = self._expect(message.request, kind, message.room)
-        wanted = False
-        try:
+        with self._opens(message, kind) as opening:
             answer, _ = self.channel.request(message)
-            wanted = True
-        finally:
-            self._forget(message.request, opening, wanted=wanted)
         if not isinstance(opening.transfer, kind):
             raise unexpected(message, answer)
         return opening.transfer

@@ -1,11 +1,18 @@
-"""A fake agent, a small cache, and clients of both."""
+"""A fake agent, a small cache, and clients of both; async tests run under asyncio and uvloop."""
+
+import asyncio
 
 import pytest
+import uvloop
 
 from pdxfer import memory
-from pdxfer.client import DecodeClient, PrefillClient
+from pdxfer.client import AsyncDecodeClient, AsyncPrefillClient, DecodeClient, PrefillClient
 from pdxfer.layout import page_major
 from tests.support.fake_agent import FakeAgent
+
+
+def pytest_asyncio_loop_factories(config, item):
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 class SmallCache:
@@ -55,4 +62,16 @@ def prefill(prefill_agent, cache):
 @pytest.fixture
 def decode(decode_agent, cache):
     with DecodeClient(decode_agent.socket_path, cache) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_prefill(prefill_agent, cache):
+    async with AsyncPrefillClient(prefill_agent.socket_path, cache) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_decode(decode_agent, cache):
+    async with AsyncDecodeClient(decode_agent.socket_path, cache) as client:
         yield client
