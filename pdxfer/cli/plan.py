@@ -1,96 +1,179 @@
-"""`pdxfer plan`: two layouts as TOML, and how one is written into the other.
+"""`pdxfer plan`: two instances, and how the cache of one is written into the other.
 
-    layout = "page_major"      # token_major, head_major, page_major, unified_entries, mla
+A side is a TOML file (`--prefill`, `--decode`):
+
+    layout = "page_major"      # or token_major, unified_entries, page_head, LBHNC, mla, ...
     layers = 32                # a count, or a list of global ids
-    kv_heads = 8
-    head_dim = 128
+    total_kv_heads = 8         # of the model; or kv_heads of one rank
+    head_dim = 128             # kv_lora_rank and qk_rope_head_dim instead for latent attention
     page_size = 16
-    pages = 1024
     dtype = "bfloat16"
-    attention_tp = 1           # optional; with relayout = "allow" or "never"
+    attention_tp = 4           # optional, as pp_size, cp_size, relayout = "allow" or "never",
+                               # ignore_parts, and whatever else the builder of that name takes
 
-Every other key is an argument of the builder of that name in `pdxfer.layout`.
+or a Hugging Face `config.json` (`--prefill-config`, `--decode-config`) with `--tp`, `--page-size`,
+`--layout` and their like.
 """
 
 from __future__ import annotations
 
-import difflib
-import tomllib
-from collections.abc import Callable
+import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pdxfer import layout as layouts
-from pdxfer.errors import ConfigError
-from pdxfer.layout import KVLayout, Side, check_pair
+from pdxfer.cli.plan_sides import LAYOUTS, Instance, Sizes, read_model_config, read_toml
+from pdxfer.errors import ConfigError, LayoutMismatchError
+from pdxfer.layout import PlanSummary, check_pair, cover
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterable
 
-BUILDERS: Final[dict[str, Callable[..., KVLayout]]] = {
-    "token_major": layouts.token_major,
-    "head_major": layouts.head_major,
-    "page_major": layouts.page_major,
-    "unified_entries": layouts.unified_entries,
-    "mla": layouts.mla,
-}
+_DEFAULT_PAGE_SIZE = "16"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument("prefill", type=Path, help="TOML file: the layout of the prefill worker")
-    parser.add_argument("decode", type=Path, help="TOML file: the layout of the decode worker")
+    for side in ("prefill", "decode"):
+        one = parser.add_mutually_exclusive_group(required=side == "prefill")
+        one.add_argument(f"--{side}", type=Path, metavar="TOML", help=f"the {side} instance")
+        one.add_argument(
+            f"--{side}-config", type=Path, metavar="JSON", help="Hugging Face config.json of it"
+        )
+    many = parser.add_argument_group("with config.json; A:B is prefill:decode, A is both")
+    many.add_argument("--layout", default="token_major", metavar="A[:B]", help=", ".join(LAYOUTS))
+    many.add_argument("--page-size", default=_DEFAULT_PAGE_SIZE, metavar="A[:B]")
+    many.add_argument("--tp", default="1", metavar="A[:B]", help="attention TP size")
+    many.add_argument("--pp", default="1", metavar="A[:B]", help="pipeline stages")
+    many.add_argument("--cp", default="1", metavar="A[:B]", help="context parallel size")
+    many.add_argument("--dtype", default="", metavar="A[:B]", help="of the cache; as the model's")
+    many.add_argument("--relayout", default="", metavar="A[:B]", help="allow or never")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the summary; a refusal is raised and told as any error."""
-    source, destination = read_side(options.prefill), read_side(options.decode)
-    check_pair(source, destination)
-    relayout = "never" if "never" in (source.relayout, destination.relayout) else "allow"
-    summary = layouts.plan(source.layout, destination.layout, relayout=relayout).summary()
-    print(f"{'group':<10}{'runs/page':>10}{'bytes/page':>12}{'longest run':>13}{'shortest':>10}")
-    for group in summary.groups:
-        print(
-            f"{group.group:<10}{group.runs_per_page:>10.4g}{group.bytes_per_page:>12,}"
-            f"{group.longest_run_bytes:>13,}{group.shortest_run_bytes:>10,}"
-        )
-    print(summary.lane_hint)
+    """Print the summary, or the differing fields, both values and the remedy."""
+    source, destination = _sides(options)
+    print(f"prefill: {source.name}")
+    print(f"decode:  {destination.name}")
+    try:
+        found = summaries(source, destination)
+    except LayoutMismatchError as error:
+        sys.stderr.write(f"pdxfer plan: this pair cannot work. {error}\n")
+        for field, values in error.fields.items():
+            sys.stderr.write(f"  {field}: {values}\n")
+        if _works_with_relayout(source, destination):
+            sys.stderr.write('With relayout = "allow" on both sides this pair works.\n')
+        return 1
+    _show(found)
     return 0
 
 
-def read_side(file: Path) -> Side:
-    """One layout, as a side of a pair.
+def _works_with_relayout(source: Instance, destination: Instance) -> bool:
+    if "never" not in (source.relayout, destination.relayout):
+        return False
+    try:
+        summaries(replace(source, relayout="allow"), replace(destination, relayout="allow"))
+    except LayoutMismatchError:
+        return False
+    return True
 
-    Raises:  ConfigError naming the file and the key.
+
+def summaries(source: Instance, destination: Instance) -> dict[int, list[tuple[int, PlanSummary]]]:
+    """By decode rank: each prefill rank that owes it something, and how it is written.
+
+    Raises:  LayoutMismatchError: the pair cannot work.
     """
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the layout {file}: {error}") from error
-    name = values.pop("layout", None)
-    if name not in BUILDERS:
-        raise ConfigError(f"{file}: layout = {name!r}; it has to be one of {', '.join(BUILDERS)}")
-    attention_tp = values.pop("attention_tp", 1)
-    relayout = values.pop("relayout", None)
-    if isinstance(values.get("layers"), int):
-        values["layers"] = range(values["layers"])
-    try:
-        layout = BUILDERS[name](**values)
-    except TypeError as error:
-        raise _wrong_key(file, name, values, error) from error
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}", fields=error.fields) from error
-    return Side(layout, attention_tp, layout.relayout if relayout is None else relayout)
+    ignored = {*source.ignore_parts, *destination.ignore_parts}
+    for one in source.sides:
+        for other in destination.sides:
+            check_pair(one, other)
+    found: dict[int, list[tuple[int, PlanSummary]]] = {}
+    known: dict[bytes, PlanSummary] = {}
+    for rank, layout in destination.workers:
+        owned = cover(source.workers, (rank, layout), ignore_parts=ignored)
+        for (sender, theirs), part in zip(source.workers, owned, strict=True):
+            if part.empty:
+                continue
+            made = layouts.plan(theirs, layout, owned=part, ignore_parts=ignored)
+            summary = known.setdefault(made.digest, made.summary())
+            found.setdefault(rank.index, []).append((sender.index, summary))
+    return found
 
 
-def _wrong_key(
-    file: Path, builder: str, values: dict[str, object], error: TypeError
-) -> ConfigError:
-    known = [*layouts.builders.KVShape.__annotations__, "kv_lora_rank", "qk_rope_head_dim"]
-    known += ["arrangement", "length_bytes"]
-    for key in values:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
-            return ConfigError(f"{file}: unknown key {key!r}; {hint}", fields={"key": key})
-    return ConfigError(f"{file}: layout {builder!r}: {error}")
+def _show(found: dict[int, list[tuple[int, PlanSummary]]]) -> None:
+    """One table for all decode ranks that are written alike."""
+    alike: dict[tuple[PlanSummary, ...], list[int]] = {}
+    for receiver, senders in found.items():
+        alike.setdefault(tuple(summary for _, summary in senders), []).append(receiver)
+    for pattern, receivers in alike.items():
+        print()
+        for receiver in receivers:
+            names = ", ".join(str(sender) for sender, _ in found[receiver])
+            print(f"decode rank {receiver} from prefill rank {names}")
+        _table(pattern)
+
+
+def _table(pattern: Iterable[PlanSummary]) -> None:
+    counts: dict[PlanSummary, int] = {}
+    for summary in pattern:
+        counts[summary] = counts.get(summary, 0) + 1
+    print(
+        f"{'group':<10}{'runs/page':>10}{'bytes/page':>12}{'longest run':>13}{'shortest':>10}"
+        f"{'ranks':>7}"
+    )
+    for summary, count in counts.items():
+        for group in summary.groups:
+            print(
+                f"{group.group:<10}{group.runs_per_page:>10.4g}{group.bytes_per_page:>12,}"
+                f"{group.longest_run_bytes:>13,}{group.shortest_run_bytes:>10,}{count:>7}"
+            )
+        print(summary.lane_hint)
+
+
+def _sides(options: argparse.Namespace) -> tuple[Instance, Instance]:
+    sides = []
+    for at, side in enumerate(("prefill", "decode")):
+        file = getattr(options, side)
+        config = getattr(options, f"{side}_config")
+        if file is not None:
+            sides.append(read_toml(file))
+            continue
+        if config is None:
+            config = options.prefill_config
+        if config is None:
+            raise ConfigError(f"give --{side} or --{side}-config")
+        sides.append(_of_config(config, options, at))
+    return sides[0], sides[1]
+
+
+def _of_config(file: Path, options: argparse.Namespace, at: int) -> Instance:
+    numbers = {
+        flag: _number(getattr(options, flag), flag, at) for flag in ("tp", "pp", "cp", "page_size")
+    }
+    return read_model_config(
+        file,
+        layout=_half(options.layout, at),
+        page_size=numbers["page_size"],
+        sizes=Sizes(numbers["tp"], numbers["pp"], numbers["cp"]),
+        dtype=_half(options.dtype, at) or None,
+        relayout=_half(options.relayout, at) or None,
+    )
+
+
+def _half(value: str, at: int) -> str:
+    """`A:B` for prefill and decode, or one value for both."""
+    prefill, both, decode = value.partition(":")
+    return decode if both and at else prefill
+
+
+def _number(value: str, flag: str, at: int) -> int:
+    text = _half(value, at)
+    if not text.isdecimal() or int(text) < 1:
+        name = flag.replace("_", "-")
+        raise ConfigError(
+            f"--{name} is {value!r}; numbers from 1 are needed, as 4 or 4:2",
+            fields={flag: value},
+        )
+    return int(text)
