@@ -286,8 +286,12 @@ class DecodeAgent(Agent):
         fields = {"peer": peer.hex()[:12], "address": control, "lanes": candidates}
         _LOG.info("session_opened", extra={"fields": fields})
         known = self._lanes_of.get(peer)
-        if known is None or not known.made_for:
-            self._lanes_of[peer] = _Lane(candidates)
+        if known is not None and known.made_for:
+            # A new session writes to a new receive side; the old one ends with its bytes.
+            proof = self._silence_of(self.lanes.fabric(known.made_for))
+            self._close_receiver(peer, known)
+            self.machine.sender_lost(peer, "a new session", proof, self.now())
+        self._lanes_of[peer] = _Lane(candidates)
         if not candidates:
             self._on_refused(control, self._no_lane(hello))
             return
@@ -434,6 +438,11 @@ class DecodeAgent(Agent):
             self.lanes.fabric(choice.made_for).close_receiver(peer)
             choice.made_for = ""
 
+    @staticmethod
+    def _silence_of(fabric: Fabric) -> str:
+        """What the end of a receive side proves on this lane."""
+        return "revoked" if fabric.capabilities.handler_proves_silence else ""
+
     def on_fabric(self, fabric: Fabric, event: FabricEvent) -> None:
         """Something happened on a lane."""
         match event:
@@ -445,7 +454,7 @@ class DecodeAgent(Agent):
                     return
                 self.machine.on_commit(event.peer, payload, self.now())
             case SenderLost():
-                proof = "revoked" if fabric.capabilities.handler_proves_silence else ""
+                proof = self._silence_of(fabric)
                 fields = {"peer": event.peer.hex()[:12], "error": event.error, "proof": proof}
                 _LOG.info("sender_lost", extra={"fields": fields})
                 if event.peer in self._lanes_of:

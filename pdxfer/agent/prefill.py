@@ -165,6 +165,7 @@ class PrefillAgent(Agent):
     def _on_session(self, peer: bytes, hello: Hello) -> None:
         fields = {"peer": peer.hex()[:12], "lanes": hello.lanes, "ucx": hello.ucx_version}
         _LOG.info("session_opened", extra={"fields": fields})
+        self.machine.peer_joined(peer)
         self._control.send(peer, self.hello())
 
     def _on_lost(self, peer: bytes, reason: str) -> None:

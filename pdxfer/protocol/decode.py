@@ -213,6 +213,10 @@ class DecodeMachine:
         link = self.link(address)
         link.peer_id, link.error, link.problem = peer_id, None, ""
         self.peers[peer_id] = PrefillPeer(peer_id, link.address, last_heard=now)
+        for receiving in self.live.values():
+            if peer_id in receiving.unproven and receiving.error is not None:
+                again = Abort(generation=receiving.generation, reason=str(receiving.error))
+                self._receives.effects.append(Tell(peer_id, again))
         self._receives.effects.append(Announce(peer_id))
 
     def link_refused(self, address: str, error: PdxferError, now: float) -> None:

@@ -20,6 +20,7 @@ class PathState(Enum):
     NONE = "never opened"
     OPENING = "opening"
     OPEN = "open"
+    CLOSING = "closing"
     CLOSED = "closed"
 
 
@@ -32,6 +33,10 @@ class DecodePeer:
     gone: bool = False
     path: PathState = PathState.NONE
     lane: str = ""
+    lane_address: bytes = b""
+    """Of the receive side that the last `Attach` named."""
+    path_address: bytes = b""
+    """Of the receive side that the path goes, or went, to."""
     revision: int = 0
     workers: dict[int, Worker] = field(default_factory=dict)
     siblings: list[Worker] = field(default_factory=list)
@@ -73,6 +78,14 @@ class DecodePeer:
         for generation in self.tombstones:
             self.drop_waiting(generation)
         self.revision, self.lane = message.revision, message.lane
+        self.lane_address = message.lane_address
+
+    def renew(self) -> None:
+        """A new session of the same life: what it attached is forgotten, what is in flight is not."""
+        self.gone = False
+        self.revision, self.lane_address = 0, b""
+        self.workers, self.siblings, self.verdicts = {}, [], {}
+        self.waiting, self.aborted = {}, {}
 
     def judge(self, own: Iterable[Worker]) -> None:
         """Give a verdict on every pair whose source instance is complete."""

@@ -53,6 +53,8 @@ class PrefillMachine:
         self.incarnation = incarnation
         self.workers: dict[int, Worker] = {}
         self.peers: dict[bytes, DecodePeer] = {}
+        self._unproven: dict[bytes, set[int]] = {}
+        """Decode life without a record to its generations that `Drained` is never said of."""
         self._sends = Sends(self.workers, self.peers)
         self.sendings = self._sends.live
         """(worker, room) to send, until it is final."""
@@ -148,7 +150,10 @@ class PrefillMachine:
     # -- what a peer says --------------------------------------------------------------------
     def on_message(self, peer_id: bytes, message: Message, now: float) -> None:
         """Act on one message of a decode life."""
-        peer = self.peers.setdefault(peer_id, DecodePeer(peer_id))
+        peer = self.peers.get(peer_id)
+        if peer is None:
+            unproven = self._unproven.pop(peer_id, set())
+            peer = self.peers[peer_id] = DecodePeer(peer_id, unproven=unproven)
         peer.last_heard = now
         match message:
             case Attach():
@@ -180,20 +185,41 @@ class PrefillMachine:
         error = PeerError(f"decode agent {peer_id.hex()[:12]} is away: {reason}", retryable=True)
         for sending in self._sends.of_peer(peer_id):
             self._sends.fail(sending, error, tell=False)
-        if peer.path in (PathState.OPENING, PathState.OPEN):
-            self._sends.effects.append(ClosePath(peer_id))
-        else:
-            self.peers.pop(peer_id, None)
         peer.gone = True
+        if peer.path in (PathState.OPENING, PathState.OPEN):
+            self._close_path(peer)
+        elif peer.path is not PathState.CLOSING:
+            self._forget(peer)
+
+    def peer_joined(self, peer_id: bytes) -> None:
+        """A session with a decode life begins; what an earlier one had of it is over."""
+        self.peer_lost(peer_id, "it has begun a new session")
+        if peer_id in self.peers:
+            self.peers[peer_id].renew()
+
+    def _forget(self, peer: DecodePeer) -> None:
+        self.peers.pop(peer.peer_id, None)
+        if peer.unproven:
+            self._unproven[peer.peer_id] = peer.unproven
+
+    def _close_path(self, peer: DecodePeer) -> None:
+        peer.path = PathState.CLOSING
+        self._sends.effects.append(ClosePath(peer.peer_id))
+
+    def _open_path(self, peer: DecodePeer) -> None:
+        peer.path, peer.path_address = PathState.OPENING, peer.lane_address
+        self._sends.effects.append(OpenPath(peer.peer_id, peer.lane, peer.lane_address))
 
     def _on_attach(self, peer: DecodePeer, message: Attach) -> None:
         peer.take_attach(message)
         peer.judge(self.workers.values())
-        if peer.path is PathState.OPEN and peer.lane == message.lane:
-            self._sends.effects.append(Announce(peer.peer_id))
-        elif peer.path in (PathState.NONE, PathState.CLOSED):
-            peer.path = PathState.OPENING
-            self._sends.effects.append(OpenPath(peer.peer_id, message.lane, message.lane_address))
+        if peer.path in (PathState.OPENING, PathState.OPEN):
+            if peer.path_address != message.lane_address:
+                self._close_path(peer)  # a new receive side: its path opens behind the old one
+            elif peer.path is PathState.OPEN:
+                self._sends.effects.append(Announce(peer.peer_id))
+        elif peer.path is not PathState.CLOSING:
+            self._open_path(peer)
 
     def _on_receive(self, peer: DecodePeer, message: Receive) -> None:
         if message.generation <= peer.mark or message.generation in peer.tombstones:
@@ -322,6 +348,8 @@ class PrefillMachine:
             self.peer_lost(life, f"replaced by a new life: {message.reason}")
             if life in self.peers:
                 return
+        if self._unproven.get(life):
+            return
         self._sends.effects.append(Tell(peer.peer_id, Drained(decode_incarnation=life)))
 
     def _on_committed(self, peer: DecodePeer, generation: int) -> None:
@@ -333,8 +361,12 @@ class PrefillMachine:
     def on_path_opened(self, peer_id: bytes, error: str) -> None:
         """The path to a decode life is usable, or could not be opened."""
         peer = self.peers.get(peer_id)
-        if peer is None or peer.gone:
+        if peer is None:
             self._sends.effects.append(ClosePath(peer_id))
+            return
+        if peer.path is PathState.CLOSING:
+            if error:  # closed before it was open: no PathClosed follows
+                self.on_path_closed(peer_id, error, drained=True)
             return
         if error:
             peer.path = PathState.CLOSED
@@ -405,7 +437,7 @@ class PrefillMachine:
         peer = self.peers.get(peer_id)
         if peer is None:
             return
-        peer.path = PathState.CLOSED
+        asked, peer.path = peer.path is PathState.CLOSING, PathState.CLOSED
         failure = PeerError(f"the path to decode is closed: {error or 'in order'}", retryable=True)
         for sending in self._sends.of_peer(peer_id):
             self._sends.fail(sending, failure)
@@ -415,13 +447,15 @@ class PrefillMachine:
                 peer.unproven.add(generation)
             self.on_cancelled(peer_id, generation)
         if peer.gone:
-            self.peers.pop(peer_id, None)
+            self._forget(peer)
             if peer.drained_asked_by and not peer.unproven:
                 self._sends.effects.append(
                     Tell(peer.drained_asked_by, Drained(decode_incarnation=peer_id))
                 )
-        else:
+        elif not asked:
             self._lane_failed(peer, str(failure))
+        elif peer.lane_address:
+            self._open_path(peer)
 
     # -- time --------------------------------------------------------------------------------
     def tick(self, now: float) -> None:

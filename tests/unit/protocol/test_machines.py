@@ -13,7 +13,9 @@ from pdxfer.errors import (
     TransferError,
 )
 from pdxfer.layout import Pages, Rank, combine, page_major, token_major
+from pdxfer.protocol.effects import Tell
 from pdxfer.protocol.state import State
+from pdxfer.wire.messages import Abort, Drained
 from tests.support.cluster import ADDRESS, Cluster, full
 
 PAGE = 4
@@ -518,3 +520,53 @@ def test_a_window_group_covers_only_a_tail(seed):
             expected[to_region][to_offset : to_offset + 16] = cell
     for part, wanted in zip(decode.memory[0], expected, strict=True):
         assert np.array_equal(part, wanted)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_new_session_of_the_same_lives(seed):
+    pair = Pair(seed, layout(token_major), layout(token_major))
+    pair.receive(ids=range(1, 15), tokens=56)
+    pair.open()
+    pair.send(range(1, 15), tokens=56)
+    for _ in range(4 * seed):
+        pair.cluster.step()
+    prefill, decode = pair.prefill.machine, pair.decode.machine
+    decode.peer_lost(prefill.incarnation, "silent", pair.cluster.now)
+    pair.decode.pump()
+    prefill.peer_joined(decode.incarnation)
+    pair.prefill.pump()
+    for _ in range(seed):
+        pair.cluster.step()
+    pair.cluster.join(pair.decode, pair.prefill)
+    pair.cluster.run()
+    pair.cluster.pass_time(1)
+    assert pair.at_decode().state in (State.FAILED, State.COMMITTED)
+    assert pair.at_prefill().state in (State.FAILED, State.COMMITTED)
+    pair.before = [part.copy() for part in pair.decode.memory[0]]
+    pair.receive(room=8, ids=[9, 5, 6], tokens=11, slot=1)
+    pair.open(room=8, slot=1)
+    pair.send([3, 1, 2], tokens=11, slot=1)
+    pair.cluster.run()
+    assert pair.at_decode(1).state is State.COMMITTED
+    pair.assert_moved([3, 1, 2], [9, 5, 6], 11)
+
+
+def test_what_broke_undrained_is_never_called_drained():
+    pair = Pair(0, layout(token_major), layout(token_major))
+    pair.receive(ids=range(1, 15), tokens=56)
+    pair.open()
+    pair.send(range(1, 15), tokens=56)
+    while not pair.cluster.hub.ready():
+        pair.cluster.step()
+    decode, prefill = pair.decode.machine, pair.prefill.machine
+    path = pair.prefill.fabric.paths[decode.incarnation]
+    path.fail("cut", late_runs=3)
+    pair.prefill.take_lane_events()
+    prefill.peer_lost(decode.incarnation, "silent")
+    pair.prefill.pump()
+    assert decode.incarnation not in prefill.peers
+    prefill.on_message(decode.incarnation, Abort(generation=1, reason="again"), pair.cluster.now)
+    asked = Abort(decode_incarnation=decode.incarnation)
+    prefill.on_message(b"n" * 16, asked, pair.cluster.now)
+    told = [e.message for e in prefill.take_effects() if isinstance(e, Tell)]
+    assert not [message for message in told if isinstance(message, Drained)]
