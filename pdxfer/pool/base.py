@@ -17,6 +17,7 @@ import torch
 from pdxfer.layout.builders_host import units_of
 from pdxfer.layout.builders_parts import only_group
 from pdxfer.pool import moves
+from pdxfer.pool.blocks import PageBlock, page_blocks
 from pdxfer.pool.copies import CHUNK_SLOTS, Chunk, HostCopy, check_copy, copy_in, copy_out
 from pdxfer.pool.refusals import ShapeError, SlotError
 from pdxfer.pool.rows import PartRows, slots_of, widened
@@ -55,6 +56,7 @@ class Pool:
         )
         self.length_bytes = self._storage.length_bytes
         """Of the memory."""
+        self._blocks: dict[str, tuple[PageBlock, ...]] = {}
         self._rows: dict[tuple[str, tuple[str, ...], int], PartRows] = {}
         self._bind()
 
@@ -90,7 +92,7 @@ class Pool:
             slots_of(ids, field, pages, self._torch_device)
             for field, ids in (("tgt_pages", tgt_pages), ("src_pages", src_pages))
         )
-        moves.move_pages(self.layout, name, self._storage, target, source)
+        moves.move_pages(map(self._block, self._page_blocks(name)), target, source)
 
     def rows(self, parts: str | tuple[str, ...], layer: int, group: str | None = None) -> PartRows:
         """Rows by slot of a part, or of parts that share a row, of a global layer.
@@ -120,6 +122,18 @@ class Pool:
         except BufferError:
             self._bind()
             raise
+
+    def _page_blocks(self, group: str) -> tuple[PageBlock, ...]:
+        """What the pages of a group consist of."""
+        found = self._blocks.get(group)
+        if found is None:
+            found = self._blocks[group] = page_blocks(self.layout, group)
+        return found
+
+    def _block(self, block: PageBlock) -> torch.Tensor:
+        """Bytes of a block of every page, `[pages, length]`; a view."""
+        shape = (block.pages, block.length_bytes)
+        return self._storage.block(block.region, block.base, block.stride, shape)
 
     @property
     def _torch_device(self) -> torch.device:

@@ -23,6 +23,8 @@ class PageBlock:
     base: int
     stride: int
     length_bytes: int
+    pages: int
+    """How many there are."""
     layer: int
     """The lowest of its layers."""
 
@@ -52,10 +54,11 @@ def page_blocks(
         cells = (plane.base + rows + units).reshape(-1)
         same = (plane.region, plane.page_stride, plane.cell_bytes, plane.layer)
         pieces.append(np.column_stack([cells, np.broadcast_to(same, (len(cells), 4))]))
-    return _merged(np.concatenate(pieces)) if pieces else ()
+    pages = layout.group_by_name[group].pages
+    return _merged(np.concatenate(pieces), pages) if pieces else ()
 
 
-def _merged(cells: NDArray[np.int64]) -> tuple[PageBlock, ...]:
+def _merged(cells: NDArray[np.int64], pages: int) -> tuple[PageBlock, ...]:
     """Neighbours of `cells` (offset, region, stride, length, layer) as one block."""
     order = np.lexsort((cells[:, 0], cells[:, 2], cells[:, 1]))
     at, region, stride, length, layer = cells[order].T
@@ -69,5 +72,10 @@ def _merged(cells: NDArray[np.int64]) -> tuple[PageBlock, ...]:
     layers = np.minimum.reduceat(layer, starts)
     columns = (region[starts], at[starts], stride[starts], lengths, layers)
     return tuple(
-        sorted(PageBlock(*values) for values in zip(*(c.tolist() for c in columns), strict=True))
+        sorted(
+            PageBlock(region, base, stride, length, pages, layer)
+            for region, base, stride, length, layer in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
+        )
     )

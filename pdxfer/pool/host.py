@@ -267,11 +267,6 @@ class HostPool(TokenPool):
                     lengths.append(block.length_bytes)
         return addresses, lengths
 
-    def _block(self, block: PageBlock) -> torch.Tensor:
-        """Bytes `[pages, length]`."""
-        shape = (self.page_num, block.length_bytes)
-        return self._storage.block(block.region, block.base, block.stride, shape)
-
     def _page(self, index: int) -> int:
         page, row = divmod(int(index), self.page_size)
         if row or not 0 <= page < self.page_num:

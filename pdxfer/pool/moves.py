@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pdxfer.pool.blocks import page_blocks
 from pdxfer.pool.refusals import ShapeError
 from pdxfer.pool.rows import last_of_each
 
@@ -16,9 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from pdxfer.layout import KVLayout
     from pdxfer.pool.rows import PartRows
-    from pdxfer.pool.storage import Storage
 
 
 def move_slots(rows: Iterable[PartRows], target: torch.Tensor, source: torch.Tensor) -> None:
@@ -28,15 +25,11 @@ def move_slots(rows: Iterable[PartRows], target: torch.Tensor, source: torch.Ten
         part.scatter(target, part.gather(source))
 
 
-def move_pages(
-    layout: KVLayout, group: str, storage: Storage, target: torch.Tensor, source: torch.Tensor
-) -> None:
-    """All cells of page `source[i]` to page `target[i]`; bytes between cells stay."""
+def move_pages(blocks: Iterable[torch.Tensor], target: torch.Tensor, source: torch.Tensor) -> None:
+    """Of every block `[pages, bytes]` page `source[i]` to page `target[i]`."""
     target, source = _pairs(target, source)
-    pages = layout.group_by_name[group].pages
-    for block in page_blocks(layout, group):
-        view = storage.block(block.region, block.base, block.stride, (pages, block.length_bytes))
-        view[target] = view[source]
+    for block in blocks:
+        block[target] = block[source]
 
 
 def _pairs(target: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -64,13 +64,14 @@ class PageAllocator:
             raise ConfigError(f"indices do not begin at pages of {self.page_size} tokens")
         pages = (ids[:, 0] // self.page_size).tolist()
         with self._lock:
-            for position, page in enumerate(pages):
+            for page in pages:
                 if page < self.reserved_pages or self._is_free[page]:
                     raise ConfigError(
                         f"page {page} is freed, but it is not allocated (double free)"
                     )
-                if page in pages[:position]:
-                    raise ConfigError(f"page {page} is freed twice in one call (double free)")
+            if len(set(pages)) < len(pages):
+                twice = next(page for page in pages if pages.count(page) > 1)
+                raise ConfigError(f"page {twice} is freed twice in one call (double free)")
             for page in pages:
                 self._is_free[page] = True
             self._free.extend(pages)
