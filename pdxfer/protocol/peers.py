@@ -81,7 +81,7 @@ class DecodePeer:
         self.lane_address = message.lane_address
 
     def renew(self) -> None:
-        """A new session of the same life: what it attached is forgotten, what is in flight is not."""
+        """A new session of the same life forgets what it attached, not what is in flight."""
         self.gone = False
         self.revision, self.lane_address = 0, b""
         self.workers, self.siblings, self.verdicts = {}, [], {}

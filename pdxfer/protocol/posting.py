@@ -26,15 +26,18 @@ def check_tokens(sending: Sending, leg: Leg) -> None:
     )
 
 
-def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
-    """Announce the next chunk of a leg, then write it. Counts it into the leg.
+def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> tuple[list[Effect], list[Effect]]:
+    """The writes of the next chunk of a leg, and its announcement. Counts it into the leg.
+
+    Where the sender places the bytes, the announcement carries no byte's meaning; the caller may
+    let writes and commit go first.
 
     Raises:
         PdxferError: the chunk does not fit what decode has placed; nothing of it is posted.
     """
     number, leg.chunks_posted = leg.chunks_posted, leg.chunks_posted + 1
     if leg.plan is None:
-        return []
+        return [], []
     ranges = _moving_ranges(sending, leg, _placed(leg), chunk)
     batches = leg.plan.batches(chunk.pages, leg.pages, ranges, chunk.layers)
     leg.bytes_planned += batches.length_bytes
@@ -48,10 +51,10 @@ def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
         length_bytes=batches.length_bytes,
         last=chunk.last,
     )
-    effects: list[Effect] = [Tell(leg.peer, announcement)]
+    posts: list[Effect] = []
     if len(batches.runs):
         leg.batches_in_flight += len(batches.splits) - 1
-        effects.append(
+        posts.append(
             Post(
                 peer=leg.peer,
                 generation=leg.generation,
@@ -61,7 +64,7 @@ def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
                 splits=batches.splits,
             )
         )
-    return effects
+    return posts, [Tell(leg.peer, announcement)]
 
 
 def ask_commit(sending: Sending, leg: Leg, sender_index: int) -> list[Effect]:

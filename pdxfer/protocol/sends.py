@@ -51,23 +51,30 @@ class Sends:
                 sending.advance(SendingEvent.BOUND)
                 self.show(sending)
             for leg in sending.legs.values():
-                check_tokens(sending, leg)
-                while leg.chunks_posted < len(sending.chunks):
-                    self._post(sending, leg)
-                if sending.complete and not leg.commit_asked:
-                    index = self.workers[sending.worker].rank.index
-                    self.effects.extend(ask_commit(sending, leg, index))
+                self._pump_leg(sending, leg)
         except PdxferError as error:
             self.fail(sending, error)
             return
         self.settle(sending)
 
-    def _post(self, sending: Sending, leg: Leg) -> None:
-        if self.peers[leg.peer].path is not PathState.OPEN:
-            raise PeerError("the path to decode is not open", retryable=True)
-        self.effects.extend(post_chunk(sending, leg, sending.chunks[leg.chunks_posted]))
-        if sending.state is State.READY:
+    def _pump_leg(self, sending: Sending, leg: Leg) -> None:
+        """Writes first, then the commit, then what is only told: the announcements, the state."""
+        check_tokens(sending, leg)
+        told: list[Effect] = []
+        began = sending.state is State.READY and bool(sending.chunks)
+        if began:
             sending.advance(SendingEvent.POSTED)
+        while leg.chunks_posted < len(sending.chunks):
+            if self.peers[leg.peer].path is not PathState.OPEN:
+                raise PeerError("the path to decode is not open", retryable=True)
+            posts, announcement = post_chunk(sending, leg, sending.chunks[leg.chunks_posted])
+            self.effects += posts
+            told += announcement
+        if sending.complete and not leg.commit_asked:
+            index = self.workers[sending.worker].rank.index
+            self.effects += ask_commit(sending, leg, index)
+        self.effects += told
+        if began:
             self.show(sending)
 
     def settle(self, sending: Sending) -> None:

@@ -376,5 +376,5 @@ def test_the_log_has_one_line_a_state_change(tmp_path):
             assert process.stop() == 0
             lines = [json.loads(line) for line in process.log_file.read_text().splitlines()]
             seen = [line["state"] for line in lines if line.get("event") == "transfer"]
-            assert [state for state in states if state in seen] == states[: len(states)]
-            assert len(seen) == len(set(seen))
+            # At decode the commit may come before the announcement of a last chunk.
+            assert seen in (states, [state for state in states if state != "MOVING"])
