@@ -11,6 +11,7 @@ from pdxfer.layout import page_major
 from tests.support.fake_agent import FakeAgent
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(config, item):
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
