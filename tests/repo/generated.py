@@ -1,6 +1,7 @@
 """Files that are made from others: `make generated` writes them, a test holds them equal.
 
 docs/limits.md              from pdxfer/limits.py
+docs/refusals.md            from tests/support/refusals.py
 pdxfer/**/_*.pyi            from the native modules
 """
 
@@ -18,6 +19,7 @@ from ruff import find_ruff_bin
 
 from pdxfer import limits
 from pdxfer.fabric.ucx_loader import load_ucx
+from tests.support import refusals
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = {
@@ -93,7 +95,7 @@ def _shown(name, value):
 def files():
     """Path to content of every generated file."""
     made = {path: stub(module) for module, path in STUBS.items()}
-    return {**made, "docs/limits.md": limits_table()}
+    return {**made, "docs/limits.md": limits_table(), "docs/refusals.md": refusals.table()}
 
 
 if __name__ == "__main__":

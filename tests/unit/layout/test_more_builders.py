@@ -2,13 +2,16 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from pdxfer.errors import ConfigError
 from pdxfer.layout import (
     KVLayout,
+    Rank,
     StateTensor,
     combine,
+    cover,
     fuse_draft,
     host_layout,
     join_parts,
@@ -235,6 +238,43 @@ class TestState:
             state(layers=[1], tensors=[tensor, tensor], slots=2)
         with pytest.raises(ConfigError, match="distinct parts"):
             state_entries(layers=[1], tensors=[], slots=2)
+
+    @pytest.mark.parametrize("ranks", [(1, 2), (2, 4), (4, 2), (2, 1)])
+    def test_shard_groups_go_to_their_ranks_at_another_tp(self, ranks):
+        """Elements of a packed axis are numbered; every rank must get its own of each group."""
+        groups = (4, 4, 8)
+
+        def held(tp, tp_size):
+            starts = [0, 4, 8]
+            return np.concatenate(
+                [
+                    start + np.arange(tp * size // tp_size, (tp + 1) * size // tp_size)
+                    for start, size in zip(starts, groups, strict=True)
+                ]
+            ).astype(np.uint8)
+
+        def layout(tp, tp_size):
+            local = tuple(size // tp_size for size in groups)
+            tensor = StateTensor(
+                "conv.0", (3, sum(local)), "uint8", 1, local, tp=tp, tp_size=tp_size
+            )
+            return state(layers=[0], tensors=[tensor], slots=3)
+
+        sources = [(Rank(tp=tp, tp_size=ranks[0]), layout(tp, ranks[0])) for tp in range(ranks[0])]
+        for tp in range(ranks[1]):
+            target = layout(tp, ranks[1])
+            memory = np.full(target.regions[0].length_bytes, 255, np.uint8)
+            owned = cover(sources, (Rank(tp=tp, tp_size=ranks[1]), target))
+            for (rank, source), part in zip(sources, owned, strict=True):
+                if not part.cells:
+                    continue
+                slot = np.tile(held(rank.tp, rank.tp_size), (3, 1)) + 20 * np.arange(3)[:, None]
+                content = np.tile(slot.reshape(-1).astype(np.uint8), 3)
+                for _, at, _, to, length in plan(source, target, owned=part).runs([1], [2]):
+                    memory[to : to + length] = content[at : at + length]
+            wanted = np.full((3, 3, 16 // ranks[1]), 255)
+            wanted[2] = held(tp, ranks[1]) + 20 * np.arange(3)[:, None]
+            assert memory.reshape(wanted.shape).tolist() == wanted.tolist()
 
     def test_a_static_pool_becomes_entries_slot_by_slot(self):
         tensors = [StateTensor("conv.0", (4, 3), "bfloat16")]

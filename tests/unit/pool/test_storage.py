@@ -1,0 +1,85 @@
+"""Memory of pools: alignment of what is viewed, and registration with a GPU."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pdxfer.errors import ConfigError, ResourceError  # noqa: E402
+from pdxfer.layout import StateTensor, state_entries, token_major  # noqa: E402
+from pdxfer.pool import StatePool  # noqa: E402
+from pdxfer.pool.storage import Storage  # noqa: E402
+
+LAYOUT = token_major(
+    layers=[0], kv_heads=1, head_dim=8, page_size=2, pages=3, dtype="bfloat16", reserved_pages=0
+)
+
+
+class FakeRuntime:
+    """Stands for the CUDA runtime: remembers what is registered."""
+
+    def __init__(self, status=0):
+        self.status = status
+        self.registered = {}
+
+    def cudaHostRegister(self, address, length, flags):
+        if self.status == 0:
+            self.registered[address] = length
+        return self.status
+
+    def cudaHostUnregister(self, address):
+        del self.registered[address]
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    fake = FakeRuntime()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
+    return fake
+
+
+def test_host_memory_is_registered_until_it_is_closed(runtime):
+    storage = Storage(LAYOUT, align_bytes=1, pin=True)
+    assert storage.pinned
+    assert runtime.registered == {storage.raw.data_ptr(): storage.length_bytes}
+    held = storage.raw
+    with pytest.raises(BufferError):
+        storage.close()
+    assert runtime.registered == {storage.raw.data_ptr(): storage.length_bytes}
+    del held
+    storage.close()
+    storage.close()
+    assert runtime.registered == {}
+
+
+def test_memory_is_unregistered_with_its_last_owner(runtime):
+    storage = Storage(LAYOUT, pin=True)
+    del storage
+    assert runtime.registered == {}
+
+
+def test_a_failed_registration_is_said(runtime):
+    runtime.status = 2
+    with pytest.raises(ResourceError, match="cannot pin 4192 bytes of host memory: CUDA error 2"):
+        Storage(LAYOUT, pin=True)
+
+
+def test_without_a_gpu_nothing_is_registered(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    storage = Storage(LAYOUT, pin=True)
+    assert not storage.pinned
+    storage.close()
+
+
+def test_tensors_must_begin_at_whole_elements():
+    odd = [
+        StateTensor("conv.0", (3,), "bfloat16"),
+        StateTensor("temporal", (2,), "float32"),
+    ]
+    with pytest.raises(ConfigError, match="state tensor temporal begins at byte 6"):
+        StatePool(size=2, tensors=odd, layer_ids=[0], arrangement="unified_entries")
+    layout = state_entries(layers=[0], tensors=odd, slots=3)
+    storage = Storage(layout)
+    with pytest.raises(ConfigError, match=r"no multiples of the 4 bytes of torch\.float32"):
+        storage.cells(layout.planes[1], 3, torch.float32)
+    storage.close()
