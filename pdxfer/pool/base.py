@@ -236,8 +236,8 @@ class TokenPool(Pool):
             for layer in self.layout.layers
         ]
 
-    def _loc(self, loc: object, name: str) -> torch.Tensor:
-        return slots_of(loc, name, self.slots, self._torch_device)
+    def _loc(self, loc: object, name: str, *, wait: bool = True) -> torch.Tensor:
+        return slots_of(loc, name, self.slots, self._torch_device, wait=wait)
 
     def _write(self, layer: int, loc: torch.Tensor, rows: dict[str, torch.Tensor]) -> None:
         """Write rows of some parts of a layer, checked as a whole before the first byte.

@@ -192,8 +192,9 @@ class KVPool(TokenPool):
         Shapes:  loc [n], slots; cache_k [n, head_num, head_dim]; cache_v [n, head_num, v_head_dim];
                  other dtypes are divided by their scale, where one is given, and converted; beyond
                  the ends of an 8-bit float its ends are stored.
-        Raises:  ShapeError: another shape. SlotError: a slot that is not in the pool.
-                 ConfigError: a layer that is not here. Nothing was written.
+        Raises:  ShapeError: another shape. SlotError: a slot that is not in the pool (on a GPU,
+                 torch's own way to say so: no call here waits for it). ConfigError: a layer that is
+                 not here. Nothing was written.
         """
         layer_id = layer_id_of(layer, layer_id_override)
         k_part, v_part = self._parts(layer_id)
@@ -201,7 +202,7 @@ class KVPool(TokenPool):
             k_part: self._storable(cache_k, k_scale),
             v_part: self._storable(cache_v, v_scale),
         }
-        self._write(layer_id, self._loc(loc, "loc"), rows)
+        self._write(layer_id, self._loc(loc, "loc", wait=False), rows)
 
     def set_kv_buffer_prefix_valid(  # noqa: PLR0913 SGLang's signature
         self,
@@ -219,6 +220,7 @@ class KVPool(TokenPool):
         Shapes:  loc_2d [B, T], slots (of rows that are not committed anything); commit_lens [B],
                  over T counts as T, under 0 as 0; cache_k [B * T, head_num, head_dim], cache_v
                  alike. Rows, dtypes and scales are as in `set_kv_buffer`.
+        Cost:    waits for the GPU once, to know how many rows there are.
         Raises:  ShapeError: in this order: loc_2d is not of rank 2, commit_lens is not of its
                  batch, the rows are not as many as its slots. Then as `set_kv_buffer`.
         """

@@ -120,7 +120,7 @@ class MLAPool(TokenPool):
         del cache_v
         layer_id = layer_id_of(layer, layer_id_override)
         self._check_layer(layer_id)
-        slots = self._loc(loc, "loc")
+        slots = self._loc(loc, "loc", wait=False)
         rows = cache_k.unsqueeze(1) if cache_k.ndim == 2 else cache_k
         stored = storable(rows, None, self.dtype, self._torch_device)
         whole = self.rows(_ROW, layer_id)
@@ -149,7 +149,7 @@ class MLAPool(TokenPool):
         """Latent and rope of slots `loc`, `[n, 1, width]` each, copies of `dst_dtype`."""
         layer_id = layer_id_of(layer, None)
         self._check_layer(layer_id)
-        rows = self.rows(_ROW, layer_id).gather(self._loc(loc, "loc")).view(self.dtype)
+        rows = self.rows(_ROW, layer_id).gather(self._loc(loc, "loc", wait=False)).view(self.dtype)
         rows = rows if dst_dtype is None else rows.to(dst_dtype)
         return rows[..., : self.kv_lora_rank], rows[..., self.kv_lora_rank :]
 

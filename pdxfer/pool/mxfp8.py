@@ -71,7 +71,7 @@ class MXFP8Pool(KVPool):
                 )
             rows[part] = self._storable(given, None)
             rows[f"{part}_scale"] = self._scale_bytes(part, scale)
-        self._write(layer_id, self._loc(loc, "loc"), rows)
+        self._write(layer_id, self._loc(loc, "loc", wait=False), rows)
 
     def _make_layout(self, **shape: Unpack[KVShape]) -> KVLayout:
         return mxfp8(interleaved=self._interleaved, **shape)

@@ -111,8 +111,13 @@ def _steps(plane: Plane) -> tuple[int, ...]:
     return plane.region, plane.page_stride, plane.row_stride, plane.heads, head_stride
 
 
-def slots_of(loc: object, name: str, slots: int, device: torch.device) -> torch.Tensor:
+def slots_of(
+    loc: object, name: str, slots: int, device: torch.device, *, wait: bool = True
+) -> torch.Tensor:
     """`loc` as slot ids, int64 on `device`, every one of them in the pool.
+
+    Args:    wait: look at ids that are on a GPU too, which waits for it. Without, an id outside of
+             the pool is found there by the store itself, in torch's own way.
 
     Raises:  ShapeError: no one-dimensional integers. SlotError: an id outside of the pool.
     """
@@ -123,7 +128,8 @@ def slots_of(loc: object, name: str, slots: int, device: torch.device) -> torch.
         raise ShapeError(
             f"{name} must be one-dimensional slot ids, got {found.dtype} {tuple(found.shape)}"
         )
-    if found.numel() and found.device.type != "meta":
+    seen = found.device.type == "cpu" or (wait and found.device.type != "meta")
+    if found.numel() and seen:
         low, high = (int(end) for end in torch.aminmax(found))
         if low < 0 or high >= slots:
             raise SlotError(

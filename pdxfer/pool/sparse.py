@@ -72,7 +72,9 @@ class SparsePool(KVPool):
         """
         layer_id = layer_id_of(layer, None)
         self._check_index(layer_id)
-        self._write(layer_id, self._loc(loc, "loc"), {INDEX: self._storable(index_k, None)})
+        self._write(
+            layer_id, self._loc(loc, "loc", wait=False), {INDEX: self._storable(index_k, None)}
+        )
 
     def _make_layout(self, **shape: Unpack[KVShape]) -> KVLayout:
         layers = tuple(shape["layers"])

@@ -119,6 +119,25 @@ def test_other_heads_in_other_layers():
         host_layout(both, "page_head", pages=3)
 
 
+def test_heads_with_a_gap_and_rows_of_other_heads():
+    low = token_major(**{**SHAPE, "kv_heads": 1, "head_first": 0})
+    high = token_major(**{**SHAPE, "kv_heads": 1, "head_first": 2})
+    apart = dataclasses.replace(
+        low,
+        planes=low.planes + tuple(dataclasses.replace(p, region=p.region + 6) for p in high.planes),
+        regions=low.regions * 2,
+    )
+    with pytest.raises(ConfigError, match="part k of layer 4 holds heads with a gap between"):
+        host_layout(apart, "page_first", pages=2)
+    odd = select_parts(
+        join_parts(low, k_only(layers=[4, 5, 6], heads=2, head_dim=8, page_size=4, pages=5,
+                               dtype="bfloat16")),
+        {"k": "latent", "index_k": "rope"},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="of layer 4 have not the same heads"):
+        host_layout(odd, "page_first", pages=2)
+
+
 class TestParts:
     def test_selected_parts_keep_their_regions_in_order(self):
         layout = select_parts(token_major(**SHAPE), {"v": "value"})

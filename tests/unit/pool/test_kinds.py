@@ -20,6 +20,7 @@ from pdxfer.pool import (  # noqa: E402
     UnifiedPool,
 )
 from tests.support.pools import (  # noqa: E402
+    DRAFT,
     FAMILIES,
     MLA,
     SHAPE,
@@ -122,6 +123,12 @@ class TestSparse:
             SparsePool(**SHAPE, index_head_dim=12, index_layer_ids=[4])
         with pytest.raises(ConfigError, match="arrangement is 'x'"):
             SparsePool(**SHAPE, index_head_dim=12, arrangement="x")
+        with pytest.raises(ConfigError, match="no draft lanes"):
+            SparsePool(**SHAPE, index_head_dim=12, draft=DRAFT)
+
+    def test_every_layer_has_an_index_unless_told(self, make):
+        pool = make(SparsePool, **SHAPE, index_head_dim=12)
+        assert pool.index_layer_ids == (5, 6, 7)
 
 
 class TestState:

@@ -131,6 +131,15 @@ def test_a_scale_a_token_is_refused_where_one_is_for_all(make):
         )
 
 
+def test_slots_and_lengths_are_integers(make):
+    pool = make(TokenMajorPool, **SHAPE)
+    lens = torch.tensor([1, 1])
+    with pytest.raises(ShapeError, match=r"loc_2d must hold integers, got torch\.float32"):
+        pool.set_kv_buffer_prefix_valid(5, LOC.float(), lens, rows(), rows(dim=16))
+    with pytest.raises(ShapeError, match="commit_lens must hold integers"):
+        pool.set_kv_buffer_prefix_valid(5, LOC, lens.float(), rows(), rows(dim=16))
+
+
 def test_layers_by_object_and_by_override(make):
     class Attention:
         layer_id = 5
