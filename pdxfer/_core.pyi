@@ -25,23 +25,9 @@ class Plan:
     ) -> None: ...
     def batches(
         self,
-        requests: Sequence[
-            tuple[
-                int,
-                Annotated[
-                    NDArray[numpy.int64],
-                    dict(shape=(None,), order="C", device="cpu", writable=False),
-                ],
-                int,
-                Annotated[
-                    NDArray[numpy.int64],
-                    dict(shape=(None,), order="C", device="cpu", writable=False),
-                ],
-                int,
-                int,
-                int,
-            ]
-        ],
+        ranges: object,
+        source: object,
+        destination: object,
         layers: Sequence[int] | None,
         batch_bytes: int,
         run_bytes_max: int,
@@ -49,8 +35,11 @@ class Plan:
         Annotated[NDArray[numpy.int64], dict(shape=(None, 5))],
         Annotated[NDArray[numpy.int64], dict(shape=(None,))],
         int,
+        int,
     ]:
-        """Runs int64 [n, 5], splits int64 [batches + 1], bytes of a request."""
+        """
+        Runs int64 [n, 5], splits int64 [batches + 1], bytes of a request, bytes expected.
+        """
 
     def outline(
         self,

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "core_bindings.h"
+#include "core_requests.h"
 #include "pdx/page_ids.h"
 #include "pdx/plan.h"
 
@@ -109,17 +110,20 @@ std::tuple<EntryRows, SpanRows, std::int64_t, std::int64_t> outline_of(
           length_bytes};
 }
 
-std::tuple<RunRows, Splits, std::int64_t> batches_of(
-    const Plan& self, const std::vector<RequestTuple>& requests,
+std::tuple<RunRows, Splits, std::int64_t, std::int64_t> batches_of(
+    const Plan& self, nb::handle ranges, nb::handle source, nb::handle destination,
     const std::optional<std::vector<std::int64_t>>& layers, std::int64_t batch_bytes,
     std::int64_t run_bytes_max) {
-  const std::vector<GroupRequest> groups = requests_of(requests);
+  const ReadRequests read(self, ranges, source, destination);
+  std::int64_t expected_bytes = 0;
   Batches batches = [&] {
     const nb::gil_scoped_release released;
-    return self.batches(groups, layers, batch_bytes, run_bytes_max);
+    Batches made = self.batches(read.requests(), layers, batch_bytes, run_bytes_max);
+    expected_bytes = self.expected_bytes(read.requests(), layers);
+    return made;
   }();
   const std::int64_t length_bytes = batches.length_bytes;
-  return {rows_of(batches), splits_of(batches), length_bytes};
+  return {rows_of(batches), splits_of(batches), length_bytes, expected_bytes};
 }
 
 auto describe_of(const Plan& self, std::size_t group) {
@@ -137,9 +141,9 @@ void bind_plan(nb::module_& m) {
       .def("__init__", &construct, nb::arg("groups"), nb::arg("pairs"),
            nb::arg("source_region_bytes"), nb::arg("destination_region_bytes"),
            nb::arg("runs_per_page_max"), nb::arg("runs_max"))
-      .def("batches", &batches_of, nb::arg("requests"), nb::arg("layers").none(),
-           nb::arg("batch_bytes"), nb::arg("run_bytes_max"),
-           "Runs int64 [n, 5], splits int64 [batches + 1], bytes of a request.")
+      .def("batches", &batches_of, nb::arg("ranges"), nb::arg("source"), nb::arg("destination"),
+           nb::arg("layers").none(), nb::arg("batch_bytes"), nb::arg("run_bytes_max"),
+           "Runs int64 [n, 5], splits int64 [batches + 1], bytes of a request, bytes expected.")
       .def("outline", &outline_of, nb::arg("requests"), nb::arg("layers").none(),
            "Entries int64 [e, 8], spans int64 [s, 12], rows, bytes of a request.")
       .def("describe", &describe_of, nb::arg("group"),

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <thread>
@@ -120,6 +121,10 @@ void check_request(const Arrangement& source, const Arrangement& destination, i6
     }
   }
   CHECK(total == got.length_bytes);
+  CHECK(total == plan.expected_bytes({request}, std::nullopt));
+  const std::vector<i64> layers{0, 2, 7};
+  CHECK(plan.expected_bytes({request}, layers) ==
+        plan.batches({request}, layers, batch_bytes, batch_bytes).length_bytes);
   CHECK(from == expected(source, source_ids, destination, destination_ids, first, moved_end));
   CHECK(got.splits.front() == 0);
   CHECK(got.splits.back() == static_cast<i64>(got.runs.size()));
@@ -200,6 +205,13 @@ void bounds() {
   CHECK_THROWS(std::invalid_argument, runs(request(0, 2, 1)));
   CHECK_THROWS(std::invalid_argument, runs(request(-1, 0, 1)));
   CHECK_THROWS(std::invalid_argument, runs({0, {ids, 2, 0}, {ids, 2, 0}, 0, 2}));
+  // Ids are checked beyond the range too, and where the range is empty.
+  const i64 beyond[2] = {1, 4};
+  CHECK_THROWS(std::invalid_argument, runs({0, {beyond, 2, 0}, {ids, 1, 0}, 0, 1}));
+  CHECK_THROWS(std::invalid_argument, runs({0, {ids, 1, 0}, {beyond, 2, 0}, 0, 0}));
+  CHECK(plan.expected_bytes({request(0, 0, 1)}, std::nullopt) == 8);
+  CHECK(plan.find_group("full") == std::optional<std::size_t>(0));
+  CHECK(!plan.find_group("ful").has_value());
   CHECK_THROWS(std::invalid_argument, runs({1, {ids, 2, 0}, {ids, 2, 0}, 0, 1}));
 }
 
@@ -266,6 +278,8 @@ void tiles_and_states() {
   const Batches state = runs(plan_with(Rows::kWhole, 3, 1), 0, 1);
   CHECK(state.runs.size() == 1);
   CHECK(state.length_bytes == 24);
+  CHECK(plan_with(Rows::kWhole, 3, 1)
+            .expected_bytes({{0, {&id, 1, 0}, {&id, 1, 0}, 0, 1}}, std::nullopt) == 24);
   const Plan tile = plan_with(Rows::kTile, 1, 8);
   CHECK(runs(tile, 0, 3).length_bytes == 8);
   CHECK_THROWS(std::invalid_argument, runs(tile, 1, 8));

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pdxfer import _core, limits
 from pdxfer.errors import ConfigError, LayoutMismatchError, ResourceError
-from pdxfer.layout import planes as row_kinds
 from pdxfer.layout.groups import STATE
 from pdxfer.layout.kv_layout import ORDER_VERSION, canonical
+from pdxfer.layout.native_plan import compile_plan, native_errors
 from pdxfer.layout.outline import Outline
-from pdxfer.layout.pages import Pages, as_group_pages, check_ids
+from pdxfer.layout.pages import Pages, as_group_pages
+from pdxfer.layout.planned_groups import PlanePair, PlannedGroup, planned_groups
+from pdxfer.layout.request import TokenRange, checked_range, find_group, read_request
 from pdxfer.layout.summary import GroupSummary, PlanSummary, lane_hint
 
 if TYPE_CHECKING:
@@ -25,14 +26,8 @@ if TYPE_CHECKING:
     from pdxfer.layout.groups import Group
     from pdxfer.layout.kv_layout import KVLayout
     from pdxfer.layout.ownership import Owned
-    from pdxfer.layout.planes import Plane
 
-_ROW_KINDS: Final = {row_kinds.TOKEN: 0, row_kinds.WHOLE: 1, row_kinds.TILE: 2}
 _NO_LIMIT: Final = (1 << 63) - 1
-_TOKEN_END: Final = 1 << 62
-
-TokenRange = tuple[int, int]
-"""`[first, end)` in tokens of the request; positions of ids in a state group."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,97 +45,6 @@ class Batches:
     """Sum of the lengths; equal to `Plan.length_bytes` of the same ranges."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanePair:
-    """Heads `[first, end)` that a source and a destination plane share."""
-
-    source: Plane
-    destination: Plane
-    first: int
-    end: int
-
-    def row(self, group_index: int) -> list[int]:
-        """The pair as the native core takes it."""
-        plane = self.destination
-        sides = [
-            value
-            for side in (self.source, self.destination)
-            for value in (
-                side.region,
-                side.base + (self.first - side.head_first) * side.head_stride,
-                side.page_stride,
-                side.row_stride,
-                side.head_stride,
-            )
-        ]
-        return [
-            group_index,
-            plane.layer,
-            _ROW_KINDS[plane.row_kind],
-            plane.rows,
-            self.end - self.first,
-            plane.cell_bytes,
-            *sides,
-        ]
-
-
-_GroupRequest = tuple[int, "NDArray[np.int64]", int, "NDArray[np.int64]", int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """Page ids and ranges of a request as the native core takes them."""
-
-    groups: list[_GroupRequest] = field(default_factory=list)
-    source_first: dict[str, int] = field(default_factory=dict)
-    destination_first: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Weights:
-    """Bytes by layer, and their sum."""
-
-    by_layer: dict[int, int] = field(default_factory=dict)
-    total: int = 0
-
-    def add(self, layer: int, length_bytes: int) -> None:
-        self.by_layer[layer] = self.by_layer.get(layer, 0) + length_bytes
-        self.total += length_bytes
-
-    def of(self, layers: frozenset[int] | None) -> int:
-        if layers is None:
-            return self.total
-        return sum(weight for layer, weight in self.by_layer.items() if layer in layers)
-
-
-@dataclass(frozen=True, slots=True)
-class _PlannedGroup:
-    """One group of a plan: both sides' pages, and what its rows and pages weigh."""
-
-    index: int
-    source: Group
-    destination: Group
-    row_bytes: _Weights = field(default_factory=_Weights)
-    """Of planes whose rows are tokens."""
-    page_bytes: _Weights = field(default_factory=_Weights)
-    """Of planes that move whole."""
-
-    def weigh(self, pair: PlanePair) -> None:
-        plane = pair.destination
-        cells = (pair.end - pair.first) * plane.cell_bytes
-        if plane.row_kind == row_kinds.TOKEN:
-            self.row_bytes.add(plane.layer, cells)
-        else:
-            self.page_bytes.add(plane.layer, cells * plane.rows)
-
-    def rounded_end(self, end: int, source_first: int, destination_first: int) -> int:
-        """`end`, at the page end where pages on both sides cover the same tokens."""
-        size = self.source.page_size
-        if size != self.destination.page_size or (source_first - destination_first) % size:
-            return end
-        return source_first - (source_first - end) // size * size
-
-
 class Plan:
     """How pages of a source layout become pages of a destination layout.
 
@@ -154,8 +58,10 @@ class Plan:
         self.destination = destination
         self.owned = owned
         """The cells that this plan moves."""
-        self._groups = _planned_groups(source, destination, pairs)
-        self._core = _compile(source, destination, self._groups, pairs)
+        self._groups = planned_groups(source, destination, pairs)
+        known = source.group_by_name.keys() | destination.group_by_name.keys()
+        self._unmoved = frozenset(known - self._groups.keys())
+        self._core = compile_plan(source, destination, self._groups, pairs)
         self.digest: bytes = _digest(source, destination, owned)
         """32 bytes over planes, owned cells and order version; equal on both sides."""
 
@@ -267,12 +173,13 @@ class Plan:
         Cost:    O(page ids); with equal page sizes a few spans, else up to one per page and layer.
         """
         chosen = self._chosen_layers(layers)
-        request = self._request(source, destination, token_ranges)
-        with _native_errors():
+        request = read_request(self._groups, self._unmoved, source, destination, token_ranges)
+        with native_errors():
             entries, spans, rows, length = self._core.outline(
                 request.groups, None if chosen is None else sorted(chosen)
             )
-        self._check_length(length, token_ranges, request, chosen)
+        firsts = (request.source_first, request.destination_first)
+        _check_length(length, self.length_bytes(token_ranges, *firsts, layers=chosen))
         return Outline(
             entries=entries,
             spans=spans,
@@ -312,7 +219,7 @@ class Plan:
         """Runs and bytes a page, longest and shortest run, and which lane suits them."""
         groups = []
         for name, group in self._groups.items():
-            with _native_errors():
+            with native_errors():
                 tokens, runs, length, longest, shortest = self._core.describe(group.index)
             pages = tokens / group.destination.page_size
             groups.append(
@@ -357,62 +264,25 @@ class Plan:
         layers: Iterable[int] | None,
         batch_bytes: int,
     ) -> Batches:
-        chosen = self._chosen_layers(layers)
-        request = self._request(source, destination, ranges)
-        with _native_errors():
-            runs, splits, length = self._core.batches(
-                request.groups,
-                None if chosen is None else sorted(chosen),
-                batch_bytes,
-                batch_bytes,
+        chosen = None if layers is None else sorted(self._chosen_layers(layers) or ())
+        if not self._unmoved.isdisjoint(ranges):
+            ranges = {name: span for name, span in ranges.items() if name not in self._unmoved}
+        try:
+            runs, splits, length, expected = self._core.batches(
+                ranges, source, destination, chosen, batch_bytes, batch_bytes
             )
-        self._check_length(length, ranges, request, chosen)
-        return Batches(runs, splits, length)
-
-    def _request(
-        self,
-        source: Mapping[str, Pages],
-        destination: Mapping[str, Pages],
-        ranges: Mapping[str, TokenRange],
-    ) -> _Request:
-        request = _Request()
-        for name, token_range in ranges.items():
-            group = self._planned_group(name)
-            if group is None:
-                continue
-            first, end = _checked_range(name, token_range)
-            mine = _pages_of(source, group.source, "source")
-            theirs = _pages_of(destination, group.destination, "destination")
-            request.source_first[name] = mine.first_token
-            request.destination_first[name] = theirs.first_token
-            request.groups.append(
-                (
-                    group.index,
-                    mine.ids,
-                    mine.first_token,
-                    theirs.ids,
-                    theirs.first_token,
-                    first,
-                    end,
+        except (ValueError, OverflowError):
+            # The native call says that something is wrong; this finds out what to say.
+            read_request(self._groups, self._unmoved, source, destination, ranges)
+            plain = {name: checked_range(name, span) for name, span in ranges.items()}
+            with native_errors():
+                runs, splits, length, expected = self._core.batches(
+                    plain, source, destination, chosen, batch_bytes, batch_bytes
                 )
-            )
-        return request
-
-    def _check_length(
-        self,
-        length: int,
-        ranges: Mapping[str, TokenRange],
-        request: _Request,
-        layers: Iterable[int] | None,
-    ) -> None:
-        expected = self.length_bytes(
-            ranges, request.source_first, request.destination_first, layers=layers
-        )
-        if length != expected:
-            raise LayoutMismatchError(
-                f"planned {length} bytes where {expected} are expected; nothing was sent",
-                fields={"length_bytes": f"planned={length}, expected={expected}"},
-            )
+        except _core.LimitError as error:
+            raise ResourceError(str(error)) from error
+        _check_length(length, expected)
+        return Batches(runs, splits, length)
 
     def _chosen_layers(self, layers: Iterable[int] | None) -> frozenset[int] | None:
         if layers is None:
@@ -426,14 +296,16 @@ class Plan:
             )
         return chosen
 
-    def _planned_group(self, name: str) -> _PlannedGroup | None:
-        """None: this pair owes nothing of the group."""
-        group = self._groups.get(name)
-        if group is None and name not in self.source.group_by_name | self.destination.group_by_name:
-            raise ConfigError(
-                f"no group {name!r}; the layouts have {', '.join(self.source.group_by_name)}"
-            )
-        return group
+    def _planned_group(self, name: str) -> PlannedGroup | None:
+        return find_group(self._groups, self._unmoved, name)
+
+
+def _check_length(planned: int, expected: int) -> None:
+    if planned != expected:
+        raise LayoutMismatchError(
+            f"planned {planned} bytes where {expected} are expected; nothing was sent",
+            fields={"length_bytes": f"planned={planned}, expected={expected}"},
+        )
 
 
 def _check_page_start(group: Group, first_token: int) -> None:
@@ -450,21 +322,6 @@ def _joined(ids: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.concatenate(ids) if ids else np.zeros(0, np.int64)
 
 
-def _checked_range(name: str, token_range: TokenRange) -> TokenRange:
-    first, end = int(token_range[0]), int(token_range[1])
-    if not 0 <= first <= end < _TOKEN_END:
-        raise ConfigError(f"token range of group {name} is [{first}, {end}); 0 <= first <= end")
-    return first, end
-
-
-def _pages_of(pages: Mapping[str, Pages], group: Group, side: str) -> Pages:
-    found = pages.get(group.name)
-    if found is None:
-        raise ConfigError(f"{side} pages of group {group.name} are missing")
-    check_ids(group, found.ids, side=side)
-    return found
-
-
 def _digest(source: KVLayout, destination: KVLayout, owned: Owned) -> bytes:
     cells = [[c.group, c.part, c.layer, c.head_first, c.head_end] for c in owned.cells]
     form: list[object] = [
@@ -473,56 +330,3 @@ def _digest(source: KVLayout, destination: KVLayout, owned: Owned) -> bytes:
     if owned.share.parts > 1:
         form.append([owned.share.part, owned.share.parts])
     return hashlib.sha256(canonical(form)).digest()
-
-
-def _planned_groups(
-    source: KVLayout, destination: KVLayout, pairs: list[PlanePair]
-) -> dict[str, _PlannedGroup]:
-    groups: dict[str, _PlannedGroup] = {}
-    moved = {pair.destination.group for pair in pairs}
-    for name, theirs in destination.group_by_name.items():
-        if name in moved:
-            groups[name] = _PlannedGroup(len(groups), source.group_by_name[name], theirs)
-    for pair in pairs:
-        groups[pair.destination.group].weigh(pair)
-    return groups
-
-
-def _compile(
-    source: KVLayout,
-    destination: KVLayout,
-    groups: dict[str, _PlannedGroup],
-    pairs: list[PlanePair],
-) -> _core.Plan:
-    rows = [pair.row(groups[pair.destination.group].index) for pair in pairs]
-    with _native_errors():
-        return _core.Plan(
-            [
-                (
-                    name,
-                    group.source.page_size,
-                    group.source.pages,
-                    group.source.reserved_pages,
-                    group.destination.page_size,
-                    group.destination.pages,
-                    group.destination.reserved_pages,
-                )
-                for name, group in groups.items()
-            ],
-            np.array(rows, dtype=np.int64).reshape(-1, 16),
-            [region.length_bytes for region in source.regions],
-            [region.length_bytes for region in destination.regions],
-            limits.RUNS_PER_PAGE_MAX,
-            limits.RUNS_PER_REQUEST_MAX,
-        )
-
-
-@contextmanager
-def _native_errors() -> Iterator[None]:
-    """Errors of the native core as ours."""
-    try:
-        yield
-    except _core.LimitError as error:
-        raise ResourceError(str(error)) from error
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(str(error)) from error

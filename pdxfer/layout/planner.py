@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from pdxfer.errors import LayoutMismatchError
 from pdxfer.layout.compatibility import Side, check_pair
-from pdxfer.layout.compiled import Plan, PlanePair
+from pdxfer.layout.compiled import Plan
 from pdxfer.layout.ownership import Owned, OwnedCells, named_cells
+from pdxfer.layout.planned_groups import PlanePair
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -46,6 +46,8 @@ Plan::Plan(std::vector<GroupSpec> groups, std::vector<PlanePair> pairs,
     : groups_(std::move(groups)),
       pairs_(groups_.size()),
       layers_(groups_.size()),
+      weights_(groups_.size()),
+      totals_(groups_.size()),
       limits_(limits),
       cache_(
           std::make_unique<ProgramCache>(static_cast<std::size_t>(limits.runs_per_page_max) * 2)) {
@@ -66,6 +68,24 @@ Plan::Plan(std::vector<GroupSpec> groups, std::vector<PlanePair> pairs,
   for (std::vector<i64>& layers : layers_) {
     std::sort(layers.begin(), layers.end());
     layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
+  }
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    for (const i64 layer : layers_[group]) weights_[group].push_back({layer, 0, 0});
+    for (const PlanePair& pair : pairs_[group]) weigh(pair);
+  }
+}
+
+void Plan::weigh(const PlanePair& pair) {
+  const auto group = static_cast<std::size_t>(pair.group);
+  const auto layer = std::lower_bound(layers_[group].begin(), layers_[group].end(), pair.layer);
+  const i64 cells = multiply(pair.heads, pair.cell_bytes);
+  for (Weight* weight : {&weights_[group][static_cast<std::size_t>(layer - layers_[group].begin())],
+                         &totals_[group]}) {
+    if (pair.rows_kind == Rows::kToken) {
+      weight->row_bytes = add(weight->row_bytes, cells);
+    } else {
+      weight->page_bytes = add(weight->page_bytes, multiply(cells, pair.rows));
+    }
   }
 }
 
@@ -225,6 +245,7 @@ std::vector<i64> Plan::chosen_layers(std::size_t group,
 std::optional<Walk> Plan::walk(const GroupRequest& request,
                                const std::optional<std::vector<i64>>& layers) const {
   if (request.group >= groups_.size()) throw std::invalid_argument("no such group");
+  check_request(groups_[request.group], request);
   std::vector<i64> chosen = chosen_layers(request.group, layers);
   if (request.first == request.end || chosen.empty()) return std::nullopt;
   return walk_request(
@@ -258,6 +279,37 @@ Batches Plan::batches(const std::vector<GroupRequest>& requests,
   }
   out.runs.fit();
   return out;
+}
+
+i64 Plan::expected_bytes(const std::vector<GroupRequest>& requests,
+                         const std::optional<std::vector<i64>>& layers) const {
+  i64 length_bytes = 0;
+  for (const GroupRequest& request : requests) {
+    if (request.group >= groups_.size()) throw std::invalid_argument("no such group");
+    if (request.first >= request.end) continue;
+    const GroupSpec& group = groups_[request.group];
+    const i64 tokens = rounded_end(group, request) - request.first;
+    const i64 pages = tokens / group.destination.page_size;
+    const auto count = [&](const Weight& weight) {
+      length_bytes = add(length_bytes, multiply(tokens, weight.row_bytes));
+      length_bytes = add(length_bytes, multiply(pages, weight.page_bytes));
+    };
+    if (!layers.has_value()) {
+      count(totals_[request.group]);
+      continue;
+    }
+    for (const Weight& weight : weights_[request.group]) {
+      if (std::binary_search(layers->begin(), layers->end(), weight.layer)) count(weight);
+    }
+  }
+  return length_bytes;
+}
+
+std::optional<std::size_t> Plan::find_group(std::string_view name) const {
+  for (std::size_t at = 0; at < groups_.size(); ++at) {
+    if (groups_[at].name == name) return at;
+  }
+  return std::nullopt;
 }
 
 Description Plan::describe(std::size_t group_index) const {

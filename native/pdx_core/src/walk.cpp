@@ -12,6 +12,17 @@
 namespace pdx {
 namespace {
 
+// Which pages an error is about; put into words only there.
+struct PagesName {
+  const char* side;
+  const GroupSpec& group;
+
+  std::string operator()() const { return std::string(side) + " pages of group " + group.name; }
+};
+
+PagesName source_pages(const GroupSpec& group) { return {"source", group}; }
+PagesName destination_pages(const GroupSpec& group) { return {"destination", group}; }
+
 // Tokens of a request as page positions and rows on one side.
 struct Cursor {
   const PageList& pages;
@@ -19,19 +30,20 @@ struct Cursor {
   std::size_t position;
   i64 row;
 
-  Cursor(const PageList& list, const SideSpec& spec, i64 token, i64 end, const std::string& name)
+  Cursor(const PageList& list, const SideSpec& spec, i64 token, i64 end, const PagesName& name)
       : pages(list), side(spec), position(0), row(0) {
     if (list.first_token < 0 || token < list.first_token) {
-      throw std::invalid_argument(name + ": pages begin at token " +
+      throw std::invalid_argument(name() + ": pages begin at token " +
                                   std::to_string(list.first_token) + ", the range at token " +
                                   std::to_string(token));
     }
     const i64 needed = (end - list.first_token - 1) / spec.page_size + 1;
     if (static_cast<std::uint64_t>(needed) > list.count) {
-      throw std::invalid_argument(
-          name + ": " + std::to_string(list.count) + " pages of " + std::to_string(spec.page_size) +
-          " tokens from token " + std::to_string(list.first_token) + " do not reach token " +
-          std::to_string(end) + "; " + std::to_string(needed) + " are needed");
+      throw std::invalid_argument(name() + ": " + std::to_string(list.count) + " pages of " +
+                                  std::to_string(spec.page_size) + " tokens from token " +
+                                  std::to_string(list.first_token) + " do not reach token " +
+                                  std::to_string(end) + "; " + std::to_string(needed) +
+                                  " are needed");
     }
     position = static_cast<std::size_t>((token - list.first_token) / spec.page_size);
     row = (token - list.first_token) % spec.page_size;
@@ -48,18 +60,6 @@ struct Cursor {
     }
   }
 };
-
-// The end of a range, at a page end where pages on both sides cover the same tokens.
-i64 rounded_end(const GroupSpec& group, const GroupRequest& request) {
-  const i64 size = group.source.page_size;
-  const i64 first = request.source.first_token;
-  if (size != group.destination.page_size ||
-      (first - request.destination.first_token) % size != 0) {
-    return request.end;
-  }
-  const i64 past = (request.end - first) % size;
-  return past <= 0 ? request.end : add(request.end, size - past);
-}
 
 void check_range(const GroupSpec& group, const GroupRequest& request) {
   if (request.first < 0 || request.first > request.end || request.source.first_token < 0 ||
@@ -107,26 +107,25 @@ class ShapeIndex {
   std::size_t last_ = std::numeric_limits<std::size_t>::max();
 };
 
-// Ids of positions [begin, end) that are read or written.
-void check_ids(const PageList& list, const SideSpec& side, std::size_t begin, std::size_t end,
-               const std::string& name) {
-  const i64 found = first_bad_id(list.ids + begin, end - begin, side.reserved_pages, side.pages);
+// All ids of a list, those beyond the range too.
+void check_ids(const PageList& list, const SideSpec& side, const PagesName& name) {
+  const i64 found = first_bad_id(list.ids, list.count, side.reserved_pages, side.pages);
   if (found < 0) return;
-  const std::size_t at = begin + static_cast<std::size_t>(found);
-  throw std::invalid_argument(name + ": page id " + std::to_string(list.ids[at]) + " at position " +
-                              std::to_string(at) + " is outside [" +
+  const auto at = static_cast<std::size_t>(found);
+  throw std::invalid_argument(name() + ": page id " + std::to_string(list.ids[at]) +
+                              " at position " + std::to_string(at) + " is outside [" +
                               std::to_string(side.reserved_pages) + ", " +
                               std::to_string(side.pages) + ")");
 }
 
 // A destination page written twice would hold the bytes of one of its two source pages only.
 void check_written_once(const PageList& list, const SideSpec& side, std::size_t begin,
-                        std::size_t end, const std::string& name) {
+                        std::size_t end, const PagesName& name) {
   const i64 found = first_repeated_id(list.ids + begin, end - begin, side.pages);
   if (found < 0) return;
   const std::size_t at = begin + static_cast<std::size_t>(found);
-  throw std::invalid_argument(name + ": page id " + std::to_string(list.ids[at]) + " at position " +
-                              std::to_string(at) +
+  throw std::invalid_argument(name() + ": page id " + std::to_string(list.ids[at]) +
+                              " at position " + std::to_string(at) +
                               " appeared before; each page may be written "
                               "once");
 }
@@ -140,6 +139,23 @@ std::size_t alike(const Cursor& source, const Cursor& destination, i64 left) {
 
 }  // namespace
 
+void check_request(const GroupSpec& group, const GroupRequest& request) {
+  check_range(group, request);
+  check_ids(request.source, group.source, source_pages(group));
+  check_ids(request.destination, group.destination, destination_pages(group));
+}
+
+i64 rounded_end(const GroupSpec& group, const GroupRequest& request) {
+  const i64 size = group.source.page_size;
+  const i64 first = request.source.first_token;
+  if (size != group.destination.page_size ||
+      (first - request.destination.first_token) % size != 0) {
+    return request.end;
+  }
+  const i64 past = (request.end - first) % size;
+  return past <= 0 ? request.end : add(request.end, size - past);
+}
+
 std::size_t Walk::runs_bound(std::size_t most) const {
   std::size_t bound = 0;
   for (const Span& span : spans) {
@@ -152,13 +168,11 @@ std::size_t Walk::runs_bound(std::size_t most) const {
 
 Walk walk_request(const GroupSpec& group, const GroupRequest& request, std::vector<i64> layers,
                   const ProgramOf& program_of, std::size_t entries_max) {
-  check_range(group, request);
-  const std::string source_name = "source pages of group " + group.name;
-  const std::string destination_name = "destination pages of group " + group.name;
+  const PagesName source_name = source_pages(group);
+  const PagesName destination_name = destination_pages(group);
   const i64 end = rounded_end(group, request);
   Cursor source(request.source, group.source, request.first, end, source_name);
   Cursor destination(request.destination, group.destination, request.first, end, destination_name);
-  const std::size_t first_read = source.position;
   const std::size_t first_written = destination.position;
 
   Walk walk;
@@ -189,10 +203,7 @@ Walk walk_request(const GroupSpec& group, const GroupRequest& request, std::vect
     destination.advance(rows);
     token += rows * static_cast<i64>(count);
   }
-  const std::size_t last_read = source.position + (source.row > 0 ? 1 : 0);
   const std::size_t last_written = destination.position + (destination.row > 0 ? 1 : 0);
-  check_ids(request.source, group.source, first_read, last_read, source_name);
-  check_ids(request.destination, group.destination, first_written, last_written, destination_name);
   check_written_once(request.destination, group.destination, first_written, last_written,
                      destination_name);
   return walk;

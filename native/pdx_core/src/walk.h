@@ -28,11 +28,19 @@ struct Walk {
   std::size_t runs_bound(std::size_t most) const;
 };
 
+// Refuses a range that is none and ids outside the pool, those beyond the range too. Throws
+// std::invalid_argument.
+void check_request(const GroupSpec& group, const GroupRequest& request);
+
+// The end of a checked request's range, at a page end where pages on both sides cover the same
+// tokens. Throws std::overflow_error.
+i64 rounded_end(const GroupSpec& group, const GroupRequest& request);
+
 using ProgramOf = std::function<std::shared_ptr<const Program>(const Shape&)>;
 
-// Walks tokens [first, end) of a request whose range is not empty; `layers` are those of the group
-// that move. Throws std::invalid_argument: ids outside the pool or repeated at the destination,
-// page lists that do not reach; LimitError: programs of more than `entries_max` entries together.
+// Walks tokens [first, end) of a checked request whose range is not empty; `layers` are those of
+// the group that move. Throws std::invalid_argument: ids repeated at the destination, page lists
+// that do not reach; LimitError: programs of more than `entries_max` entries together.
 Walk walk_request(const GroupSpec& group, const GroupRequest& request, std::vector<i64> layers,
                   const ProgramOf& program_of, std::size_t entries_max);
 

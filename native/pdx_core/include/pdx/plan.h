@@ -14,6 +14,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "pdx/outline.h"
@@ -131,6 +132,10 @@ class Plan {
                   const std::optional<std::vector<std::int64_t>>& layers, std::int64_t batch_bytes,
                   std::int64_t run_bytes_max) const;
 
+  // Bytes that `batches` must plan for requests that it took: from cells and ranges alone.
+  std::int64_t expected_bytes(const std::vector<GroupRequest>& requests,
+                              const std::optional<std::vector<std::int64_t>>& layers) const;
+
   // The same runs in outline, for whoever fills them in elsewhere. Ids are those of all requests
   // one after the other. Throws as batches.
   Outline outline(const std::vector<GroupRequest>& requests,
@@ -138,6 +143,9 @@ class Plan {
 
   // Figures of one period of `group`.
   Description describe(std::size_t group) const;
+
+  // The number of a group; nullopt: this plan moves nothing of such a group.
+  std::optional<std::size_t> find_group(std::string_view name) const;
 
  private:
   std::shared_ptr<const Program> program(const Shape& shape) const;
@@ -147,9 +155,19 @@ class Plan {
   std::vector<std::int64_t> chosen_layers(
       std::size_t group, const std::optional<std::vector<std::int64_t>>& layers) const;
 
+  // What one layer of a group weighs: one token's rows, and cells of a page that move whole.
+  struct Weight {
+    std::int64_t layer;
+    std::int64_t row_bytes;
+    std::int64_t page_bytes;
+  };
+  void weigh(const PlanePair& pair);
+
   std::vector<GroupSpec> groups_;
   std::vector<std::vector<PlanePair>> pairs_;      // by group
   std::vector<std::vector<std::int64_t>> layers_;  // by group, sorted and unique
+  std::vector<std::vector<Weight>> weights_;       // by group, as layers_
+  std::vector<Weight> totals_;                     // by group: of all its layers
   PlanLimits limits_;
   std::unique_ptr<ProgramCache> cache_;
 };

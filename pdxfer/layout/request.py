@@ -1,0 +1,108 @@
+"""A request for the native core: page ids and token ranges by group, checked one by one.
+
+The native core checks them too; what it refuses is looked at again here, for errors with names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from pdxfer.errors import ConfigError
+from pdxfer.layout.pages import check_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pdxfer.layout.groups import Group
+    from pdxfer.layout.pages import Pages
+    from pdxfer.layout.planned_groups import PlannedGroup
+
+_TOKEN_END: Final = 1 << 62
+
+TokenRange = tuple[int, int]
+"""`[first, end)` in tokens of the request; positions of ids in a state group."""
+
+GroupRequest = tuple[int, "NDArray[np.int64]", int, "NDArray[np.int64]", int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Page ids and ranges of a request as the native core takes them."""
+
+    groups: list[GroupRequest] = field(default_factory=list)
+    source_first: dict[str, int] = field(default_factory=dict)
+    destination_first: dict[str, int] = field(default_factory=dict)
+
+
+def read_request(
+    groups: Mapping[str, PlannedGroup],
+    unmoved: Collection[str],
+    source: Mapping[str, Pages],
+    destination: Mapping[str, Pages],
+    ranges: Mapping[str, TokenRange],
+) -> Request:
+    """The pages of a request, every id checked.
+
+    Args:    groups: of the plan, by name. unmoved: other groups of the two layouts.
+    Raises:  ConfigError: an id outside the pool, pages or groups that are missing, a range that is
+             none; names it.
+    """
+    request = Request()
+    for name, token_range in ranges.items():
+        group = find_group(groups, unmoved, name)
+        if group is None:
+            continue
+        first, end = checked_range(name, token_range)
+        mine = _pages_of(source, group.source, "source")
+        theirs = _pages_of(destination, group.destination, "destination")
+        request.source_first[name] = mine.first_token
+        request.destination_first[name] = theirs.first_token
+        request.groups.append(
+            (
+                group.index,
+                mine.ids,
+                mine.first_token,
+                theirs.ids,
+                theirs.first_token,
+                first,
+                end,
+            )
+        )
+    return request
+
+
+def find_group(
+    groups: Mapping[str, PlannedGroup], unmoved: Collection[str], name: str
+) -> PlannedGroup | None:
+    """A group of the plan; None: this pair owes nothing of it.
+
+    Raises:  ConfigError: neither layout has it.
+    """
+    group = groups.get(name)
+    if group is None and name not in unmoved:
+        known = ", ".join(sorted({*groups, *unmoved}))
+        raise ConfigError(f"no group {name!r}; the layouts have {known}")
+    return group
+
+
+def checked_range(name: str, token_range: TokenRange) -> TokenRange:
+    """A token range as plain ints.
+
+    Raises:  ConfigError: it is none.
+    """
+    first, end = int(token_range[0]), int(token_range[1])
+    if not 0 <= first <= end < _TOKEN_END:
+        raise ConfigError(f"token range of group {name} is [{first}, {end}); 0 <= first <= end")
+    return first, end
+
+
+def _pages_of(pages: Mapping[str, Pages], group: Group, side: str) -> Pages:
+    found = pages.get(group.name)
+    if found is None:
+        raise ConfigError(f"{side} pages of group {group.name} are missing")
+    check_ids(group, found.ids, side=side)
+    return found
