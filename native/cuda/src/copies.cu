@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kLanes* kWarps) copies(CopyView view, u64* fir
 
 template <Direction kDirection>
 int launch(int device, void* stream, const pdx_cuda_copies* given, u64* first_bad) {
-  if (given->count < 0 || given->regions < 0) return cudaErrorInvalidValue;
+  if (given->count < 0 || given->regions < 0 || given->first_byte < 0) return cudaErrorInvalidValue;
   if (given->count == 0) return cudaSuccess;
   const CopyView view{reinterpret_cast<const pdx::Run*>(given->runs),
                       given->staging_offsets,

@@ -26,7 +26,7 @@ struct CopyView {
   i64 regions;
   unsigned char* staging;  // holds bytes [first_byte, first_byte + staging_bytes) of all runs
   i64 staging_bytes;
-  i64 first_byte;
+  i64 first_byte;  // 0 or more
 };
 
 // Which worker of how many.

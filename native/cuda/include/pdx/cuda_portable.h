@@ -32,12 +32,14 @@ PDX_HOST_DEVICE inline void report_bad_row(u64* first_bad, i64 row) {
 #endif
 }
 
-// One aligned access of `Word`; on the CPU by memcpy, which breaks no aliasing rule.
+// One aligned access of `Word`; on the CPU by memcpy, which breaks no aliasing rule, after the
+// check that a GPU makes.
 template <typename Word>
 PDX_HOST_DEVICE inline Word load(const unsigned char* address) {
 #ifdef __CUDA_ARCH__
   return *reinterpret_cast<const Word*>(address);
 #else
+  if (reinterpret_cast<u64>(address) % alignof(Word) != 0) __builtin_trap();
   Word word;
   std::memcpy(&word, address, sizeof(Word));
   return word;
@@ -49,6 +51,7 @@ PDX_HOST_DEVICE inline void store(unsigned char* address, Word word) {
 #ifdef __CUDA_ARCH__
   *reinterpret_cast<Word*>(address) = word;
 #else
+  if (reinterpret_cast<u64>(address) % alignof(Word) != 0) __builtin_trap();
   std::memcpy(address, &word, sizeof(Word));
 #endif
 }
