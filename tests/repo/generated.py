@@ -2,6 +2,7 @@
 
 docs/limits.md              from pdxfer/limits.py
 docs/refusals.md            from tests/support/refusals.py
+docs/transfers.md           from tests/support/transfer_rows.py
 pdxfer/**/_*.pyi            from the native modules
 """
 
@@ -19,7 +20,7 @@ from ruff import find_ruff_bin
 
 from pdxfer import limits
 from pdxfer.fabric.ucx_loader import load_ucx
-from tests.support import refusals
+from tests.support import refusals, transfer_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = {
@@ -95,7 +96,12 @@ def _shown(name, value):
 def files():
     """Path to content of every generated file."""
     made = {path: stub(module) for module, path in STUBS.items()}
-    return {**made, "docs/limits.md": limits_table(), "docs/refusals.md": refusals.table()}
+    pages = {
+        "docs/limits.md": limits_table(),
+        "docs/refusals.md": refusals.table(),
+        "docs/transfers.md": transfer_rows.table(),
+    }
+    return {**made, **pages}
 
 
 if __name__ == "__main__":
