@@ -48,6 +48,9 @@ class DecodePeer:
     aborted: dict[tuple[int, int], tuple[str, float]] = field(default_factory=dict)
     """(source worker, room) to the reason of a receive aborted before its send came, and when it
     is forgotten. The send, when it comes, ends with it."""
+    committed: dict[int, float] = field(default_factory=dict)
+    """Committed generation with receives still waiting for a send that owes nothing, and when they
+    are forgotten."""
     legs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Live generation to the (worker, room) of its sends here."""
     asked: set[int] = field(default_factory=set)
@@ -75,7 +78,7 @@ class DecodePeer:
         workers = {info.worker_id: from_info(info) for info in message.workers}
         siblings = [from_info(info) for info in message.siblings]
         self.workers, self.siblings = workers, siblings
-        for generation in self.tombstones:
+        for generation in self.tombstones - self.committed.keys():
             self.drop_waiting(generation)
         self.revision, self.lane = message.revision, message.lane
         self.lane_address = message.lane_address
@@ -85,7 +88,7 @@ class DecodePeer:
         self.gone = False
         self.revision, self.lane_address = 0, b""
         self.workers, self.siblings, self.verdicts = {}, [], {}
-        self.waiting, self.aborted = {}, {}
+        self.waiting, self.aborted, self.committed = {}, {}, {}
 
     def judge(self, own: Iterable[Worker]) -> None:
         """Give a verdict on every pair whose source instance is complete."""
@@ -172,9 +175,18 @@ class DecodePeer:
                 self.aborted[key] = (reason, forget_at)
         self.drop_waiting(generation)
 
-    def forget_aborted(self, now: float) -> None:
+    def commit_waiting(self, generation: int, forget_at: float) -> None:
+        """Decode has committed without a send that owes it nothing; the send may still come."""
+        for receives in self.waiting.values():
+            if any(receive.generation == generation for receive in receives):
+                self.committed[generation] = forget_at
+
+    def forget_unclaimed(self, now: float) -> None:
         """Drop what no send has come for in time."""
         self.aborted = {key: kept for key, kept in self.aborted.items() if kept[1] > now}
+        for generation in [g for g, forget_at in self.committed.items() if forget_at <= now]:
+            del self.committed[generation]
+            self.drop_waiting(generation)
 
     def drop_waiting(self, generation: int) -> None:
         """Forget the unmatched receives of a generation."""

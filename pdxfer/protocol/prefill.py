@@ -166,6 +166,7 @@ class PrefillMachine:
                 self._on_abort(peer, message, now)
             case Committed():
                 self._on_committed(peer, message.generation)
+                peer.commit_waiting(message.generation, now + limits.UNMATCHED_DEADLINE_S)
             case Failed():
                 abort = Abort(generation=message.generation, reason=message.text)
                 self._on_abort(peer, abort, now)
@@ -288,6 +289,7 @@ class PrefillMachine:
                 self._sends.fail(sending, error)
             return
         leg = Leg(peer=peer.peer_id, receive=receive, plan=verdict.plan)
+        leg.committed = receive.generation in peer.committed
         sending.receiver_count = receive.receiver_count
         sending.legs[leg.key] = leg
         peer.legs.setdefault(leg.generation, []).append((sending.worker, sending.room))
@@ -473,7 +475,7 @@ class PrefillMachine:
             elif sending.state in (State.READY, State.MOVING, State.SENT):
                 self._check_lease(sending, now)
         for peer_id, peer in list(self.peers.items()):
-            peer.forget_aborted(now)
+            peer.forget_unclaimed(now)
             idle = not peer.legs and now - peer.last_heard > limits.LIVENESS_TIMEOUT_S
             if idle and peer.last_heard and not peer.gone:
                 self.peer_lost(peer_id, f"silent for {limits.LIVENESS_TIMEOUT_S} s")

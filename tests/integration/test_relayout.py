@@ -15,7 +15,17 @@ import pytest
 
 from pdxfer.client import DecodeClient, Pages, PrefillClient, Rank
 from pdxfer.launch.daemons import DaemonProcess
-from pdxfer.layout import combine, head_major, mla, page_major, token_major, unified_entries
+from pdxfer.layout import (
+    StateTensor,
+    combine,
+    head_major,
+    host_layout,
+    mla,
+    page_major,
+    state,
+    token_major,
+    unified_entries,
+)
 from tests.support.caches import SeededCache
 
 pytestmark = pytest.mark.ucx
@@ -58,6 +68,9 @@ class Side:
             for plane in layout.planes:
                 if plane.group != group.name:
                     continue
+                if group.kind == "state":
+                    yield from self.state_cells(layout, plane, listed)
+                    continue
                 for token in range(first, end):
                     index = token // group.page_size - listed.first_token // group.page_size
                     if not 0 <= index < len(listed.ids):
@@ -71,6 +84,17 @@ class Side:
                             (group.name, plane.part, plane.layer, token, head),
                         )
 
+    def state_cells(self, layout, plane, listed):
+        """Ids pair by position, rows are the outer count."""
+        for position, slot in enumerate(listed.ids):
+            for row in range(plane.rows):
+                for head in range(plane.head_first, plane.head_first + plane.heads):
+                    where = layout.locate(
+                        plane.part, plane.layer, int(slot), head, plane.group, row
+                    )
+                    identity = (plane.group, plane.part, plane.layer, position, (row, head))
+                    yield where, plane.cell_bytes, identity
+
     def fill(self, caches, tokens):
         for cache in caches:
             for (region, offset), length, identity in self.cells(cache.layout, 0, tokens):
@@ -81,6 +105,11 @@ def shuffled(layout, tokens, seed, first=0):
     rng = np.random.default_rng(seed)
     pages = {}
     for group in layout.groups:
+        if group.kind == "state":
+            pages[group.name] = Pages(
+                rng.permutation(np.arange(group.reserved_pages, group.pages))[:1]
+            )
+            continue
         begin = first // group.page_size * group.page_size
         count = -(-(tokens - begin) // group.page_size)
         ids = rng.permutation(np.arange(group.reserved_pages, group.pages))[:count]
@@ -172,7 +201,9 @@ def _ignore_rounded_end(destination, cache, before, tokens):
     """Where pages cover the same tokens, the rest of the last page travels too."""
     size = cache.layout.groups[0].page_size
     end = -(-tokens // size) * size
-    for (region, offset), length, _ in destination.cells(cache.layout, tokens, end):
+    for (region, offset), length, identity in destination.cells(cache.layout, tokens, end):
+        if identity[0] == "state":
+            continue
         before[region][offset : offset + length] = cache.regions[region][offset : offset + length]
 
 
@@ -251,3 +282,43 @@ def test_hybrid_window(daemons):
         return Side([layout], [Rank()], pages)
 
     transfer(daemons, side(page_major, 1), side(token_major, 2), TOKENS, room=201)
+
+
+def test_hybrid_mamba_state_at_another_tp(daemons):
+    def side(builder, tp, seed):
+        layouts, ranks = [], []
+        for rank in range(tp):
+            full = builder(
+                layers=[1, 3],
+                kv_heads=4 // tp,
+                total_kv_heads=4,
+                head_first=rank * 4 // tp,
+                head_dim=16,
+                page_size=16,
+                pages=24,
+                dtype="bfloat16",
+            )
+            part = {"tp": rank, "tp_size": tp}
+            tensors = [
+                StateTensor("conv.0", (48 // tp, 3), "bfloat16", 0, (16 // tp,) * 3, **part),
+                StateTensor("temporal", (4 // tp, 8, 16), "float32", 0, **part),
+            ]
+            layouts.append(combine(full, state(layers=[0, 2], tensors=tensors, slots=5)))
+            ranks.append(Rank(tp=rank, tp_size=tp))
+        return Side(layouts, ranks, shuffled(layouts[0], TOKENS, seed))
+
+    transfer(daemons, side(page_major, 2, 1), side(token_major, 1, 2), TOKENS, room=202)
+    transfer(daemons, side(token_major, 1, 3), side(unified_entries, 2, 4), TOKENS, room=203)
+
+
+@pytest.mark.parametrize(
+    "arrangement", ["layer_first", "page_first", "page_first_direct", "page_head"]
+)
+@pytest.mark.parametrize("v_head_dim", [16, 8])
+def test_a_host_pool_as_destination(daemons, arrangement, v_head_dim):
+    source = instance(page_major, tp=2, tokens=TOKENS, seed=5, v_head_dim=v_head_dim)
+    like = instance(token_major, tokens=TOKENS, v_head_dim=v_head_dim).layouts[0]
+    layout = host_layout(like, arrangement, pages=12)
+    destination = Side([layout], [Rank()], shuffled(layout, TOKENS, 6))
+    room = 300 + v_head_dim + zlib.crc32(arrangement.encode()) % 1000
+    transfer(daemons, source, destination, TOKENS, room=room)

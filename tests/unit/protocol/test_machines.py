@@ -570,3 +570,26 @@ def test_what_broke_undrained_is_never_called_drained():
     prefill.on_message(b"n" * 16, asked, pair.cluster.now)
     told = [e.message for e in prefill.take_effects() if isinstance(e, Tell)]
     assert not [message for message in told if isinstance(message, Drained)]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_send_that_owes_nothing_ends_even_when_it_comes_after_the_commit(late):
+    cluster = Cluster(5)
+    prefill, decode = cluster.prefill(), cluster.decode()
+    for tp in range(2):  # both hold the one head: the cover takes it from the first
+        whole = layout(token_major, kv_heads=1, total_kv_heads=1)
+        prefill.attach(tp, whole, Rank(tp=tp, tp_size=2))
+    decode.attach(0, layout(token_major, kv_heads=1, total_kv_heads=1))
+    cluster.join(decode, prefill)
+    cluster.run()
+    decode.machine.receive(0, 7, 0, (ADDRESS,), deadline=cluster.now + 60, now=cluster.now)
+    decode.machine.place(0, 0, full([5, 6]), tokens=8, prefix_tokens=0, now=cluster.now)
+    decode.pump()
+    for tp in (1 - late, late):
+        prefill.machine.open(tp, 7, 0, deadline=cluster.now + 60, lease_s=30.0)
+        prefill.machine.send(tp, 0, full([2, 3]), tokens=8, layers=None, last=True, aux=b"")
+        prefill.pump()
+        cluster.run()
+    assert decode.shown[0, 0].state is State.COMMITTED
+    assert [prefill.shown[tp, 0].state for tp in range(2)] == [State.COMMITTED] * 2
+    assert not prefill.machine.sendings
