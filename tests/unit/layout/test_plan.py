@@ -1,5 +1,7 @@
 import dataclasses
+import itertools
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -14,14 +16,18 @@ from pdxfer.layout import (
     Pages,
     Plane,
     PlanSummary,
+    Rank,
     RegionSpec,
     combine,
+    cover,
     head_major,
     page_major,
     plan,
     token_major,
     unified_entries,
+    vllm_blocks,
 )
+from pdxfer.layout.builders_host import page_head
 
 SHAPE = {
     "layers": range(3),
@@ -200,6 +206,45 @@ class TestBatches:
         with pytest.raises(ConfigError, match="no group 'other'"):
             made.batches(source, destination, {"other": (0, 1)})
 
+    def test_any_mapping_and_any_pair_of_ints_will_do(self):
+        made = plan(PAGE, PAGE)
+        pages = MappingProxyType({"full": Pages([1, 2])})
+        wanted = made.batches(dict(pages), dict(pages), {"full": (0, 8)}).runs.tolist()
+        for span in ([0, 8], (np.int64(0), np.int32(8)), np.array([0, 8])):
+            for ranges in ({"full": span}, MappingProxyType({"full": span})):
+                assert made.batches(pages, pages, ranges).runs.tolist() == wanted
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            ({"source": {}}, "source pages of group full are missing"),
+            ({"destination": {"swa": Pages([1])}}, "destination pages of group full are missing"),
+            ({"ranges": {"full": (0, 1 << 70)}}, "token range of group full"),
+            ({"ranges": {"full": (-(1 << 70), 1)}}, "token range of group full"),
+            ({"ranges": {"full": (3, 2)}}, "token range of group full"),
+            ({"ranges": {"ful": (0, 1)}}, "no group 'ful'; the layouts have full"),
+            ({"source": {"full": Pages([1], 1 << 61)}}, "begin at token 2305843009213693952"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, change, named):
+        pages = {"full": Pages([1])}
+        given = {"source": pages, "destination": pages, "ranges": {"full": (0, 4)}, **change}
+        with pytest.raises(ConfigError, match=named):
+            plan(PAGE, PAGE).batches(given["source"], given["destination"], given["ranges"])
+
+    def test_ids_of_a_range_that_moves_nothing_are_checked(self):
+        lists = {"full": Pages([1])}, {"full": Pages([100])}
+        with pytest.raises(ConfigError, match="destination page id 100") as raised:
+            plan(PAGE, PAGE).batches(*lists, {"full": (0, 0)})
+        assert raised.value.fields == {"page_id": "100", "position": "0", "group": "full"}
+
+    def test_groups_that_the_pair_does_not_owe_are_left_out(self):
+        both = combine(PAGE, page_major(**{**SHAPE, "layers": [5]}, group="swa"))
+        made = plan(both, PAGE, owned=cover([(Rank(), PAGE)], (Rank(), PAGE))[0])
+        lists = {"full": Pages([1]), "swa": Pages([2])}
+        ranges = {"full": (0, 4), "swa": (0, 4)}
+        assert made.batches(lists, lists, ranges).length_bytes == 768
+
     def test_batch_bytes_must_be_positive(self):
         with pytest.raises(ConfigError, match="batch_bytes"):
             self.batches(plan(PAGE, PAGE), [1], batch_bytes=0)
@@ -281,6 +326,37 @@ class TestBounds:
         made = plan(self.huge(1 << 50), self.huge(1 << 50))
         page = (1 << 50) - 1
         assert made.runs([page], [page - 7]).tolist() == [[0, page * 768, 0, (page - 7) * 768, 768]]
+
+    @pytest.mark.parametrize(
+        "build", [token_major, head_major, page_major, unified_entries, vllm_blocks, page_head]
+    )
+    def test_page_ids_beyond_31_bits(self, build):
+        """Ids, offsets and bases of every order against sums that Python cannot wrap."""
+        layouts = [self.huge(pages, build, page_size=2) for pages in ((1 << 33) + 9, (1 << 35) + 1)]
+        made = plan(*layouts)
+        pages = (1 << 33) + 5, (1 << 35) - 2
+        runs = made.runs([pages[0]], [pages[1]])
+        cells = {}
+        for (_, part, layer), head, row in itertools.product(
+            layouts[0].planes_by_key, range(2), range(2)
+        ):
+            a, b = (
+                layout.locate(part, layer, page * 2 + row, head)
+                for layout, page in zip(layouts, pages, strict=True)
+            )
+            cells[a] = b
+        moved = {}
+        for from_region, from_offset, to_region, to_offset, length in runs.tolist():
+            for step in range(0, length, 16):
+                moved[from_region, from_offset + step] = (to_region, to_offset + step)
+        assert moved == cells
+        for bad in ((1 << 33) + 9, 1 << 62, -(1 << 40)):
+            with pytest.raises(ConfigError, match=f"source page id {bad} "):
+                made.runs([bad], [1])
+
+    def test_first_bad_id_of_unsigned_lists(self):
+        with pytest.raises(ConfigError, match="over 63 bits"):
+            plan(PAGE, PAGE).runs(np.array([1 << 63], np.uint64), [1])
 
     def test_lengths_beyond_31_bits(self):
         wide = self.huge(9, head_dim=1 << 28)
