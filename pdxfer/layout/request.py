@@ -5,6 +5,7 @@ The native core checks them too; what it refuses is looked at again here, for er
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -94,7 +95,12 @@ def checked_range(name: str, token_range: TokenRange) -> TokenRange:
 
     Raises:  ConfigError: it is none.
     """
-    first, end = int(token_range[0]), int(token_range[1])
+    try:
+        first, end = (operator.index(token) for token in token_range)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"token range of group {name} is {token_range!r}; two integers are needed"
+        ) from error
     if not 0 <= first <= end < _TOKEN_END:
         raise ConfigError(f"token range of group {name} is [{first}, {end}); 0 <= first <= end")
     return first, end
