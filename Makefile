@@ -47,7 +47,7 @@ check: build  ## ruff, mypy, layers, clang-format
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	@echo clang-format --dry-run -Werror native; $(BIN)/clang-format --dry-run -Werror $(CPP)
 
 define native_tests
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake -S native -B build/native-$(1) -G Ninja \
@@ -84,7 +84,7 @@ bench-peers:  ## beside other transfer libraries: not there yet
 fmt: build  ## put every file in its one form
 	$(BIN)/ruff check --fix --exit-zero -q .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CPP)
+	@$(BIN)/clang-format -i $(CPP)
 
 generated: build  ## docs/limits.md and the stubs of the native modules
 	PYTHONPATH=. $(BIN)/python tests/repo/generated.py

