@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import sys
-from typing import TYPE_CHECKING
 
+from pdxfer.demo.options import DEVICE_LAYOUTS, HOST_LAYOUTS, KV_HEADS, PAGE_SIZE, Side
 from pdxfer.launch.child import ChildFailedError
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +23,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model",
-        choices=["llama", "smollm2"],
+        choices=list(KV_HEADS),
         default="llama",
-        help="llama: seeded random weights; smollm2: real weights and text",
+        help="smollm2: real weights and text; the others: seeded random weights",
     )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    for role, layouts in (
+        ("prefill", DEVICE_LAYOUTS),
+        ("decode", (*DEVICE_LAYOUTS, *HOST_LAYOUTS)),
+    ):
+        parser.add_argument(
+            f"--{role}-layout",
+            choices=layouts,
+            default="page-major",
+            help=f"how the pools of {role} are laid out",
+        )
+        parser.add_argument(
+            f"--{role}-tp",
+            type=int,
+            default=1,
+            metavar="N",
+            help=f"ranks of {role}; each has a pool of its own",
+        )
+    parser.add_argument(
+        "--page-size",
+        type=_page_sizes,
+        default=(PAGE_SIZE, PAGE_SIZE),
+        metavar="A:B",
+        help="tokens of a page at prefill and at decode",
+    )
+
+
+def _page_sizes(text: str) -> tuple[int, int]:
+    first, _, second = text.partition(":")
+    try:
+        sizes = int(first), int(second)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not A:B, two numbers of tokens") from None
+    return sizes
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,8 +72,13 @@ def run(options: argparse.Namespace) -> int:
         )
         return 2
     if options.model == "smollm2" and options.negative:
-        sys.stderr.write("pdxfer demo: --negative needs --model llama, which has other weights\n")
+        sys.stderr.write("pdxfer demo: --negative needs seeded weights: --model llama\n")
         return 2
+    prefill_page_size, decode_page_size = options.page_size
+    prefill = Side(options.prefill_layout, options.prefill_tp, prefill_page_size)
+    decode = Side(options.decode_layout, options.decode_tp, decode_page_size)
+    prefill.check("prefill", options.model)
+    decode.check("decode", options.model)
     if options.model == "smollm2":
         from pdxfer.demo.smollm2 import check_installed
 
@@ -58,6 +94,8 @@ def run(options: argparse.Namespace) -> int:
                 negative=options.negative,
                 model=options.model,
                 dtype=options.dtype,
+                prefill=prefill,
+                decode=decode,
             )
         )
     except ChildFailedError as error:

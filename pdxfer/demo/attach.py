@@ -1,49 +1,32 @@
-"""A worker's side of set-up: its pool in shared memory, and its agent."""
+"""A worker's side of set-up: its agent, and a client for every rank."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-
-from pdxfer.pool import PageMajorPool
+from pdxfer.client import DecodeClient, PrefillClient
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import ExitStack
 
-    from pdxfer.demo.model import DemoModel
     from pdxfer.demo.options import WorkerOptions
+    from pdxfer.demo.rank_pools import RankPools
     from pdxfer.embedded import EmbeddedAgent
-    from pdxfer.layout import KVLayout
-    from pdxfer.memory import MemoryRange
+
+C = TypeVar("C", PrefillClient, DecodeClient)
 
 
-@dataclass(frozen=True)
-class Cache:
-    """What a client takes: the layout with the model's name in it, and the memory."""
-
-    layout: KVLayout
-    memory: Sequence[MemoryRange]
-
-
-def make_pool(model: DemoModel, options: WorkerOptions) -> tuple[PageMajorPool, Cache]:
-    """A page-major pool for this model, and the cache to attach."""
-    geometry = model.geometry
-    pool = PageMajorPool(
-        size=(options.pages - 1) * options.page_size,
-        page_size=options.page_size,
-        dtype=getattr(torch, geometry.dtype),
-        head_num=geometry.kv_heads,
-        head_dim=geometry.head_dim,
-        layer_num=geometry.layers,
-        device="cpu",
-    )
-    return pool, Cache(replace(pool.layout, model=options.model_name), pool.memory)
+def attach(kind: type[C], options: WorkerOptions, pools: RankPools, stack: ExitStack) -> list[C]:
+    """A client of every rank, in the order of the ranks; `stack` closes them."""
+    agent = _agent_for(kind.role, options, stack)
+    relayout = "allow" if options.relayout else None
+    return [
+        stack.enter_context(kind(agent, cache, rank=rank, relayout=relayout))
+        for cache, rank in zip(pools.caches, pools.ranks, strict=True)
+    ]
 
 
-def agent_for(role: str, options: WorkerOptions, stack: ExitStack) -> str | EmbeddedAgent:
+def _agent_for(role: str, options: WorkerOptions, stack: ExitStack) -> str | EmbeddedAgent:
     """The socket of the daemon, or an agent on a thread of this process."""
     if options.socket_path:
         return options.socket_path

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from pdxfer import limits
 from pdxfer.client import DecodeClient
 from pdxfer.demo import paging
-from pdxfer.demo.attach import agent_for, make_pool
+from pdxfer.demo.attach import attach
 from pdxfer.demo.model import load
 from pdxfer.demo.options import WorkerOptions
 from pdxfer.demo.prompts import ANSWER_TOKENS
+from pdxfer.demo.rank_pools import RankPools
 from pdxfer.launch.channel import Channel, Event, number, texts
 from pdxfer.launch.child import child_main
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pdxfer.demo.model import DemoModel
-    from pdxfer.pool import PageMajorPool
 
 _PAGE_SEED = 1001
 """Far from the prefill worker's seeds: the same request lies on other pages here."""
@@ -31,47 +31,45 @@ def run(channel: Channel, event: Event) -> None:
     """Serve requests until the parent closes the channel."""
     options = WorkerOptions.from_event(event["options"])
     model = load(options.model, options.seed, options.dtype, options.folder)
-    pool, cache = make_pool(model, options)
+    pools = RankPools(model.geometry, options.side, options.tokens_max, options.model_name)
     with ExitStack() as stack:
-        client = DecodeClient(agent_for("decode", options, stack), cache)
-        stack.callback(client.close)
+        clients = attach(DecodeClient, options, pools, stack)
         channel.send(event="ready")
         prefill = tuple(texts(channel.receive(None), "prefill"))
-        client.connect(prefill)
+        for client in clients:
+            client.connect(prefill)
         channel.send(event="connected")
         while True:
-            _serve(channel, channel.receive(None), client, prefill, pool, model)
+            _serve(channel, channel.receive(None), clients, prefill, pools, model)
 
 
 def _serve(
     channel: Channel,
     request: Event,
-    client: DecodeClient,
+    clients: Sequence[DecodeClient],
     prefill: Sequence[str],
-    pool: PageMajorPool,
+    pools: RankPools,
     model: DemoModel,
 ) -> None:
     room, tokens = number(request, "room"), number(request, "token_count")
-    group = pool.layout.groups[0]
-    pages = paging.pick_pages(
-        group.pages, group.reserved_pages, -(-tokens // group.page_size), _PAGE_SEED + room
-    )
-    receiving = client.receive(room, prefill, pages, tokens=tokens)
+    pages = pools.pick_pages(tokens, _PAGE_SEED + room)
+    receivings = [client.receive(room, prefill, pages, tokens=tokens) for client in clients]
     channel.send(event="receiving")
-    commit = receiving.wait(limits.CHILD_STEP_TIMEOUT_S)
+    commits = [receiving.wait(limits.CHILD_STEP_TIMEOUT_S) for receiving in receivings]
     commit_ns = time.monotonic_ns()
-    cache = paging.gather(pool, model.new_cache(), pages, tokens, model.geometry.layers)
-    digest = paging.digest(cache)
-    (first,) = struct.unpack("<q", commit.aux)
+    caches = [
+        pools.gather(model.new_cache(), pages, tokens, replica) for replica in range(pools.replicas)
+    ]
     channel.send(
         event="committed",
         commit_ns=commit_ns,
-        length_bytes=commit.length_bytes,
-        runs=commit.runs,
-        lane=commit.lane,
-        digest=digest,
+        length_bytes=sum(commit.length_bytes for commit in commits),
+        runs=sum(commit.runs for commit in commits),
+        lane=commits[0].lane,
+        digests=[paging.digest(cache) for cache in caches],
     )
-    answer = model.decode(cache, first, ANSWER_TOKENS)
+    (first,) = struct.unpack("<q", commits[0].aux)
+    answer = model.decode(caches[0], first, ANSWER_TOKENS)
     channel.send(event="answer", tokens=answer)
 
 

@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import msgspec
 
+from pdxfer.errors import ConfigError
+
 PAGE_SIZE = 16
+KV_HEADS = {"llama": 4, "qwen3": 2, "deepseek-v3": 1, "smollm2": 3}
+"""Of each model. The latent rows of `deepseek-v3` are one head, the same on every rank."""
+DEVICE_LAYOUTS = ("page-major", "token-major", "unified")
+HOST_LAYOUTS = ("layer-first", "page-first", "page-first-direct", "page-head")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How one of the two instances keeps its cache."""
+
+    layout: str = "page-major"
+    """One of `DEVICE_LAYOUTS`, or of `HOST_LAYOUTS`: a pool behind a device's."""
+    tp: int = 1
+    """Ranks that share the KV heads: each has some, or several have the same one."""
+    page_size: int = PAGE_SIZE
+
+    def __str__(self) -> str:
+        return f"{self.layout} TP {self.tp} page {self.page_size}"
+
+    def check(self, name: str, model: str) -> None:
+        """Refuses a TP that the model's KV heads cannot be shared by.
+
+        Raises:  ConfigError: naming the flag, both numbers and the way out.
+        """
+        heads = KV_HEADS[model]
+        if self.tp < 1 or (heads % self.tp and self.tp % heads):
+            raise ConfigError(
+                f"--{name}-tp is {self.tp}, and {model} has {heads} KV heads: one has to be a "
+                f"multiple of the other. Take --{name}-tp {heads}, or 1",
+                fields={"tp": str(self.tp), "kv_heads": str(heads)},
+            )
+        if self.page_size < 1:
+            raise ConfigError(f"--page-size gives {name} pages of {self.page_size} tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +49,9 @@ class WorkerOptions:
     """One worker process."""
 
     model: str
-    """`llama` or `smollm2`."""
+    """One of `KV_HEADS`."""
     folder: str
-    """Where `smollm2` was saved; empty for `llama`."""
+    """Where `smollm2` was saved; empty for the others."""
     seed: int
     dtype: str
     model_name: str
@@ -24,9 +59,11 @@ class WorkerOptions:
     socket_path: str
     """Of the daemon beside the worker; empty: the agent is embedded in the worker."""
     lane: str
-    pages: int
-    """Of the pool, the reserved one counted."""
-    page_size: int = PAGE_SIZE
+    tokens_max: int
+    """Of one prompt: every pool has room for it."""
+    side: Side = field(default_factory=Side)
+    relayout: bool = False
+    """The two sides differ on purpose; else the layout's own answer stands."""
 
     def to_event(self) -> dict[str, object]:
         """As a channel carries it."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PROMPT_TOKENS = (40, 300, 1000)
 ANSWER_TOKENS = 24
@@ -21,11 +25,11 @@ class Prompt:
     """What a person asked, where there is text."""
 
 
-def seeded(vocabulary: int, seed: int = 0) -> list[Prompt]:
-    """Random prompts of `PROMPT_TOKENS` tokens; the same for the same seed."""
+def seeded(vocabulary: int, seed: int = 0, counts: Sequence[int] = PROMPT_TOKENS) -> list[Prompt]:
+    """Random prompts of as many tokens as `counts` says; the same for the same seed."""
     return [
         Prompt(tuple(np.random.default_rng([seed, count]).integers(0, vocabulary, count).tolist()))
-        for count in PROMPT_TOKENS
+        for count in counts
     ]
 
 

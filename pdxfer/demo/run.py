@@ -9,12 +9,12 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pdxfer import limits
-from pdxfer.demo.options import PAGE_SIZE, WorkerOptions
-from pdxfer.demo.prompts import Prompt, seeded
+from pdxfer.demo.options import Side, WorkerOptions
+from pdxfer.demo.prompts import PROMPT_TOKENS, Prompt, seeded
 from pdxfer.demo.show import Progress, Row, table
 from pdxfer.launch.channel import number, numbers, text, texts
 from pdxfer.launch.child import Child
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 VOCABULARY = 4096
 _SEED = 0
 _OTHER_SEED = 1
-_SPARE_PAGES = 17
-"""In each pool beyond the longest prompt: ids are drawn from more pages than are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,10 @@ class DemoOptions:
     negative: bool = False
     model: str = "llama"
     dtype: str = "float32"
+    prefill: Side = field(default_factory=Side)
+    decode: Side = field(default_factory=Side)
+    prompt_tokens: tuple[int, ...] = PROMPT_TOKENS
+    """Of each prompt, where prompts are seeded."""
 
 
 def run(options: DemoOptions) -> int:
@@ -47,7 +49,8 @@ def run(options: DemoOptions) -> int:
     with ExitStack() as stack:
         model, prompts, read = _choose_model(options, stack)
         rows = _transfer(options, model, prompts, read, stack)
-    print(table(rows))
+    sides = (options.prefill, options.decode)
+    print(table(rows, sides if sides != (Side(), Side()) else ()))
     for row in rows:
         if row.answer:
             print(f"\n[{row.prompt_tokens} tokens] {row.answer}")
@@ -72,13 +75,14 @@ def _choose_model(
         folder="",
         seed=_SEED,
         dtype=options.dtype,
-        model_name=f"pdxfer-demo-llama@{_SEED}",
+        model_name=f"pdxfer-demo-{options.model}@{_SEED}",
         socket_path="",
         lane=options.lane,
-        pages=0,
+        tokens_max=0,
+        relayout=options.prefill != options.decode,
     )
-    if options.model == "llama":
-        prompts = seeded(VOCABULARY)
+    if options.model != "smollm2":
+        prompts = seeded(VOCABULARY, counts=options.prompt_tokens)
         read: Callable[[Sequence[int]], str] = _no_text
     else:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pdxfer-"))
@@ -98,8 +102,7 @@ def _choose_model(
     if options.negative:
         blank = replace(blank, model_name="")
     longest = max(len(prompt.tokens) for prompt in prompts)
-    pages = 1 + -(-longest // PAGE_SIZE) + _SPARE_PAGES
-    return replace(blank, pages=pages), prompts, read
+    return replace(blank, tokens_max=longest), prompts, read
 
 
 def _no_text(tokens: Sequence[int]) -> str:
@@ -119,8 +122,8 @@ def _transfer(
         sockets = {"prefill": pair.prefill.socket, "decode": pair.decode.socket}
     other = replace(model, seed=_OTHER_SEED) if options.negative else model
     workers = {
-        "prefill": replace(model, socket_path=sockets["prefill"]),
-        "decode": replace(other, socket_path=sockets["decode"]),
+        "prefill": replace(model, socket_path=sockets["prefill"], side=options.prefill),
+        "decode": replace(other, socket_path=sockets["decode"], side=options.decode),
         "reference": other,
     }
     modules = {"prefill": "prefill_worker", "decode": "decode_worker", "reference": "reference"}
@@ -178,7 +181,7 @@ def _one_prompt(
     return Row(
         prompt_tokens=count,
         tokens_equal=answer == expected,
-        cache_equal=text(sent, "digest") == text(committed, "digest"),
+        cache_equal=set(texts(committed, "digests")) == {text(sent, "digest")},
         length_bytes=number(committed, "length_bytes"),
         pages=number(sent, "pages"),
         sends=number(sent, "sends"),

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdxfer.demo.options import Side
 
 _BAR_WIDTH = 24
 
@@ -68,9 +73,14 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def table(rows: list[Row]) -> str:
-    """The rows as text, one line each under a head."""
-    cells = [list(_COLUMNS)]
+def table(rows: list[Row], sides: Sequence[Side] = ()) -> str:
+    """The rows as text, one line each under a head.
+
+    Args:    sides: prefill and decode, in columns of their own; empty: there is nothing to tell.
+    """
+    ends = [str(side) for side in sides]
+    columns = [*_COLUMNS, *(("prefill", "decode") if sides else ())]
+    cells = [columns]
     cells += [
         [
             str(row.prompt_tokens),
@@ -83,10 +93,11 @@ def table(rows: list[Row]) -> str:
             row.lane,
             f"{row.rate:.2f}",
             f"{row.commit_s * 1e3:.2f} ms",
+            *ends,
         ]
         for row in rows
     ]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_COLUMNS))]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in cells

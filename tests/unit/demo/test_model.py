@@ -7,29 +7,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from pdxfer.demo import paging, prompts  # noqa: E402
-from pdxfer.demo.model import VOCABULARY, build_llama  # noqa: E402
+from pdxfer.demo.model import BUILDERS, VOCABULARY, build_llama  # noqa: E402
+from pdxfer.demo.options import KV_HEADS, PAGE_SIZE, Side  # noqa: E402
+from pdxfer.demo.rank_pools import RankPools  # noqa: E402
 
-PAGE_SIZE = 16
 PAGES = 80
 CHUNK = 256
-
-
-class PlainPool:
-    """The shape of a page-major pool over one ordinary tensor."""
-
-    def __init__(self, layers, heads, dim):
-        self.buffer = torch.zeros(PAGES, layers, 2, PAGE_SIZE, heads, dim)
-
-    def get_key_buffer(self, layer):
-        return self.buffer[:, layer, 0]
-
-    def get_value_buffer(self, layer):
-        return self.buffer[:, layer, 1]
-
-    def set_kv_buffer(self, layer, loc, cache_k, cache_v):
-        page, row = loc // PAGE_SIZE, loc % PAGE_SIZE
-        self.buffer[page, layer, 0, row] = cache_k
-        self.buffer[page, layer, 1, row] = cache_v
+TOKENS_MAX = max(prompts.PROMPT_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +27,17 @@ def asked():
 
 
 def carried(model, prompt, spoil=None):
-    """Prefill into one pool, copy the pages elsewhere in another, read them back from there."""
-    geometry = model.geometry
-    count = -(-len(prompt.tokens) // PAGE_SIZE)
-    source_ids = paging.pick_pages(PAGES, 1, count, seed=1)
-    destination_ids = paging.pick_pages(PAGES, 1, count, seed=2)
-    source = PlainPool(geometry.layers, geometry.kv_heads, geometry.head_dim)
-    destination = PlainPool(geometry.layers, geometry.kv_heads, geometry.head_dim)
-    cache, first = model.prefill(prompt.tokens, CHUNK)
-    paging.scatter(cache, source, source_ids, PAGE_SIZE)
-    destination.buffer[torch.from_numpy(destination_ids)] = source.buffer[
-        torch.from_numpy(source_ids)
-    ]
-    if spoil is not None:
-        spoil(destination.buffer, destination_ids)
+    """Prefill into one pool, copy its rows to other slots of another, read them back from there."""
     tokens = len(prompt.tokens)
-    read = paging.gather(destination, model.new_cache(), destination_ids, tokens, geometry.layers)
+    source, destination = (RankPools(model.geometry, Side(), TOKENS_MAX, "") for _ in range(2))
+    source_ids, ids = source.pick_pages(tokens, seed=1), destination.pick_pages(tokens, seed=2)
+    cache, first = model.prefill(prompt.tokens, CHUNK)
+    source.scatter(cache, source_ids)
+    copy = source.pools[0].get_cpu_copy(paging.slots(source_ids, PAGE_SIZE, tokens))
+    destination.pools[0].load_cpu_copy(copy, paging.slots(ids, PAGE_SIZE, tokens))
+    if spoil is not None:
+        spoil(destination.pools[0], torch.from_numpy(ids))
+    read = destination.gather(model.new_cache(), ids, tokens)
     return paging.digest(cache), paging.digest(read), read, first
 
 
@@ -82,22 +61,49 @@ def test_pages_carry_the_cache(model, asked, expected, index):
     assert through_pages(model, asked[index]) == expected[index]
 
 
-def _zero_a_page(buffer, ids):
-    buffer[ids[1]] = 0
+def _zero_a_page(pool, ids):
+    """Page 0 is all zero: nobody has written to it."""
+    pool.move_pages(ids[1:2], torch.tensor([0]))
 
 
-def _zero_the_last_page(buffer, ids):
-    buffer[ids[-1]] = 0
+def _zero_the_last_page(pool, ids):
+    pool.move_pages(ids[-1:], torch.tensor([0]))
 
 
-def _swap_two_pages(buffer, ids):
-    buffer[torch.tensor([ids[0], ids[1]])] = buffer[torch.tensor([ids[1], ids[0]])]
+def _swap_two_pages(pool, ids):
+    pool.move_pages(ids[[0, 1]], ids[[1, 0]])
 
 
 @pytest.mark.parametrize("spoil", [_zero_a_page, _zero_the_last_page])
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_one_lost_page_changes_the_tokens(model, asked, expected, index, spoil):
     assert through_pages(model, asked[index], spoil) != expected[index]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
+def test_other_models_keep_what_they_say_and_need_every_page(name, asked):
+    model, prompt = BUILDERS[name](0, "float32"), asked[1]
+    expected = one_process(model, prompt)
+    assert len(set(expected)) > prompts.ANSWER_TOKENS // 2
+    assert through_pages(model, prompt) == expected
+    for spoil in (_zero_a_page, _zero_the_last_page):
+        assert through_pages(model, prompt, spoil) != expected
+
+
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+def test_geometry_is_what_the_model_caches(name):
+    model = BUILDERS[name](0, "bfloat16")
+    cache, _ = model.prefill(range(5), CHUNK)
+    geometry = model.geometry
+    assert len(cache.layers) == geometry.layers
+    assert geometry.kv_heads == KV_HEADS[name]
+    for layer in cache.layers:
+        assert layer.keys.shape == (1, geometry.kv_heads, 5, geometry.key_dim)
+        assert layer.values.shape == (1, geometry.kv_heads, 5, geometry.value_dim)
+        assert str(layer.keys.dtype) == f"torch.{geometry.dtype}" == "torch.bfloat16"
+    assert (name == "deepseek-v3") == geometry.latent
+    if geometry.latent:
+        assert (geometry.key_dim, geometry.value_dim) == (512, 64)
 
 
 def test_the_digest_sees_what_tokens_cannot(model, asked):

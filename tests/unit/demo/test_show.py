@@ -2,7 +2,7 @@
 
 import io
 
-from pdxfer.demo.options import WorkerOptions
+from pdxfer.demo.options import Side, WorkerOptions
 from pdxfer.demo.show import Progress, Row, table
 
 
@@ -30,6 +30,12 @@ def test_the_table_says_equal_or_different():
     assert second.split()[1:3] == ["DIFFERENT", "EQUAL"]
 
 
+def test_the_table_names_the_two_sides_where_there_is_something_to_tell():
+    head, first = table([row()], (Side("page-major", 2), Side("unified", 1, 64))).splitlines()
+    assert head.split()[-2:] == ["prefill", "decode"]
+    assert first.endswith("0.50 ms  page-major TP 2 page 16  unified TP 1 page 64")
+
+
 def test_progress_off_a_terminal_is_one_line_a_step():
     stream = io.StringIO()
     progress = Progress(2, stream)
@@ -45,5 +51,6 @@ def test_progress_off_a_terminal_is_one_line_a_step():
 
 
 def test_options_cross_a_channel():
-    options = WorkerOptions("llama", "", 0, "float32", "name", "/s", "tcp", 80)
+    side = Side("unified", 2, 64)
+    options = WorkerOptions("llama", "", 0, "float32", "name", "/s", "tcp", 80, side, True)
     assert WorkerOptions.from_event(options.to_event()) == options
