@@ -16,7 +16,9 @@ def place_message(receiving: Receiving, key: SourceKey) -> Place:
     debt, groups = receiving.debts[key], {}
     if debt.plan is not None:
         pages = receiving.pages or {}
-        owed = owed_ranges(receiving.layout, pages, receiving.prefix_tokens, receiving.tokens)
+        owed = owed_ranges(
+            debt.plan, receiving.layout, pages, receiving.prefix_tokens, receiving.tokens
+        )
         debt.expected_bytes = debt.plan.length_bytes(owed)
         receiving.told.add(key[0])
         for name, listed in pages.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pdxfer.errors import TransferError
+from pdxfer.layout import Plan
 from pdxfer.protocol.effects import Effect, Post, PostCommit, Tell
 from pdxfer.protocol.ranges import Ranges, owed_ranges
 from pdxfer.protocol.sending import Chunk, Leg, Sending
@@ -38,7 +39,7 @@ def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> tuple[list[Effect], 
     number, leg.chunks_posted = leg.chunks_posted, leg.chunks_posted + 1
     if leg.plan is None:
         return [], []
-    ranges = _moving_ranges(sending, leg, _placed(leg), chunk)
+    ranges = _moving_ranges(sending, leg, leg.plan, chunk)
     batches = leg.plan.batches(chunk.pages, leg.pages, ranges, chunk.layers)
     leg.bytes_planned += batches.length_bytes
     leg.runs += len(batches.runs)
@@ -79,7 +80,7 @@ def ask_commit(sending: Sending, leg: Leg, sender_index: int) -> list[Effect]:
         return []
     place = _placed(leg)
     owed = leg.plan.length_bytes(
-        owed_ranges(sending.layout, leg.pages, place.prefix_tokens, place.tokens)
+        owed_ranges(leg.plan, sending.layout, leg.pages, place.prefix_tokens, place.tokens)
     )
     if owed != leg.bytes_planned:
         raise TransferError(
@@ -107,10 +108,11 @@ def _placed(leg: Leg) -> Place:
     return place
 
 
-def _moving_ranges(sending: Sending, leg: Leg, place: Place, chunk: Chunk) -> Ranges:
+def _moving_ranges(sending: Sending, leg: Leg, plan: Plan, chunk: Chunk) -> Ranges:
     """The token range of each group that this chunk moves: what decode has already stays."""
     ranges: Ranges = {}
-    owed = owed_ranges(sending.layout, leg.pages, place.prefix_tokens, place.tokens)
+    place = _placed(leg)
+    owed = owed_ranges(plan, sending.layout, leg.pages, place.prefix_tokens, place.tokens)
     states = sending.state_groups
     for name, (first, end) in chunk.ranges.items():
         if first < end and name not in owed:
@@ -118,13 +120,14 @@ def _moving_ranges(sending: Sending, leg: Leg, place: Place, chunk: Chunk) -> Ra
                 f"room {sending.room}: prefill sends pages of group {name}, decode placed none"
             )
         if name in states:
-            if end != owed.get(name, (0, 0))[1]:
+            placed = len(leg.pages[name].ids) if name in leg.pages else 0
+            if end != placed:
                 raise TransferError(
                     f"room {sending.room}: state group {name} has {end} ids at prefill, "
-                    f"{owed[name][1]} at decode; they pair by position"
+                    f"{placed} at decode; they pair by position"
                 )
-            if end:
-                ranges[name] = (first, end)
+            if end and owed[name][0] < owed[name][1]:
+                ranges[name] = owed[name]
             continue
         if not chunk.last and end > place.tokens:
             raise TransferError(
@@ -133,7 +136,7 @@ def _moving_ranges(sending: Sending, leg: Leg, place: Place, chunk: Chunk) -> Ra
             )
         if first == end:
             continue
-        begin = max(first, owed[name][0])
-        if begin < min(end, place.tokens):
-            ranges[name] = (begin, min(end, place.tokens))
+        begin, stop = max(first, owed[name][0]), min(end, owed[name][1])
+        if begin < stop:
+            ranges[name] = (begin, stop)
     return ranges

@@ -95,8 +95,9 @@ class PrefillMachine:
                 f"duplicate room {room}: this worker has a live send of it "
                 f"({self.sendings[key].state.name}); end that one first"
             )
-        layout = self.workers[worker_id].layout
-        sending = Sending(worker_id, room, slot, deadline, lease_s, layout)
+        worker = self.workers[worker_id]
+        shares_pages = worker.rank.cp_size > 1
+        sending = Sending(worker_id, room, slot, deadline, lease_s, worker.layout, shares_pages)
         self.sendings[key] = sending
         self._sends.by_slot[worker_id, slot] = sending
         self._sends.show(sending)

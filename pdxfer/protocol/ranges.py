@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pdxfer.layout import KVLayout, Pages
+from pdxfer.layout import KVLayout, Pages, Plan
 
 Ranges = dict[str, tuple[int, int]]
 """Group to `[first, end)`: tokens of the request; positions of ids in a state group."""
 
 
 def owed_ranges(
-    layout: KVLayout, placed: Mapping[str, Pages], prefix_tokens: int, tokens: int
+    plan: Plan, layout: KVLayout, placed: Mapping[str, Pages], prefix_tokens: int, tokens: int
 ) -> Ranges:
-    """What one transfer is: all of each group that decode has placed pages for.
+    """What one source worker owes a transfer, of each group that decode has placed pages for.
 
     A group whose pages begin behind the prefix (a window) is owed from there on; a state group is
-    owed whole.
+    owed whole. Context parallel ranks divide it by pages.
     """
     ranges: Ranges = {}
     for group in layout.groups:
@@ -27,4 +27,5 @@ def owed_ranges(
             ranges[group.name] = (0, len(listed.ids))
         else:
             ranges[group.name] = (max(prefix_tokens, listed.first_token), tokens)
-    return ranges
+    firsts = {name: listed.first_token for name, listed in placed.items()}
+    return plan.share(ranges, tokens, firsts)

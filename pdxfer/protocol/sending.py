@@ -68,6 +68,8 @@ class Sending:
     """While unmatched; seconds on the agent's clock."""
     lease_s: float
     layout: KVLayout
+    shares_pages: bool = False
+    """A context parallel rank: it owes, and may hold, a share of the pages."""
     state: State = State.WAITING
     legs: dict[tuple[bytes, int], Leg] = field(default_factory=dict)
     receiver_count: int = 0
@@ -169,7 +171,13 @@ class Sending:
                         f"{first} on cover {end} tokens, tokens={total} needs {spare} less"
                     )
                 end = total
-            elif last and total is not None and end < total and layers is None:
+            elif (
+                last
+                and total is not None
+                and end < total
+                and layers is None
+                and not self.shares_pages
+            ):
                 raise ConfigError(
                     f"room {self.room}: the pages of group {name} end at token {end}, "
                     f"tokens={total}; give the missing pages or the right tokens"

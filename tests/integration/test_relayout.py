@@ -45,9 +45,13 @@ def daemons(tmp_path_factory):
         yield facts
 
 
+_RANDOM = np.random.default_rng(0).integers(0, 256, size=1 << 20, dtype=np.uint8)
+
+
 def cell_bytes(group, part, layer, token, head, length):
-    seed = zlib.crc32(repr((group, part, layer, token, head)).encode())
-    return np.random.default_rng(seed).integers(0, 256, size=length, dtype=np.uint8)
+    """A place in random bytes that hardly any other cell has."""
+    place = zlib.crc32(repr((group, part, layer, token, head)).encode()) % (len(_RANDOM) - length)
+    return _RANDOM[place : place + length]
 
 
 @dataclass
@@ -322,3 +326,13 @@ def test_a_host_pool_as_destination(daemons, arrangement, v_head_dim):
     destination = Side([layout], [Rank()], shuffled(layout, TOKENS, 6))
     room = 300 + v_head_dim + zlib.crc32(arrangement.encode()) % 1000
     transfer(daemons, source, destination, TOKENS, room=room)
+
+
+@pytest.mark.parametrize("prefix", [0, 37])
+def test_context_parallel_ranks_send_their_pages(daemons, prefix):
+    shape = {"tokens": TOKENS, "page_size": 16}
+    whole = instance(page_major, seed=7, **shape)
+    ranks = [Rank(cp=cp, cp_size=3) for cp in range(3)]
+    source = Side(whole.layouts * 3, ranks, whole.pages)
+    destination = instance(token_major, seed=8, first=prefix, **shape)
+    transfer(daemons, source, destination, TOKENS, prefix=prefix, room=400 + prefix)
