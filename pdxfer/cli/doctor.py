@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["cma", "tcp"],
         help="a lane that has to work; may be repeated; default: both",
     )
-    parser.add_argument("--ucx", default="auto", help="auto, wheel, system or a directory")
+    parser.add_argument(
+        "--ucx", help="auto, wheel, system or a directory; default: PDXFER_UCX, else auto"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -176,7 +178,7 @@ print("" if done == 1 else os.strerror(ctypes.get_errno()))
 """
 
 
-def lane_works(lane: str, ucx: str) -> Finding:
+def lane_works(lane: str, ucx: str | None) -> Finding:
     """Make the lane's engine, as an agent would."""
     try:
         from pdxfer.fabric.ucx import UcxFabric
