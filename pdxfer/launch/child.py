@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -122,6 +123,8 @@ def child_main(program: Program) -> None:
         program(channel, channel.receive(limits.CHILD_STEP_TIMEOUT_S))
     except ChannelClosedError:
         return
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:  # noqa: BLE001 whatever it is, the parent has to hear of it
         traceback.print_exc()
         try:

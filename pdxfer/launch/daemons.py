@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,16 +112,15 @@ class DaemonPair:
         self._lane = lane
 
     def __enter__(self) -> DaemonPair:
-        self._folder = tempfile.TemporaryDirectory(prefix="pdxfer-")
-        settings = ["--lanes", self._lane]
-        self._prefill = DaemonProcess("prefill", Path(self._folder.name), settings)
-        self._decode = DaemonProcess("decode", Path(self._folder.name), settings)
-        try:
-            self.prefill = self._prefill.wait_ready()
-            self.decode = self._decode.wait_ready()
-        except BaseException:
-            self._stop()
-            raise
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pdxfer-")))
+            settings = ["--lanes", self._lane]
+            self._daemons = [
+                stack.enter_context(DaemonProcess(role, folder, settings))
+                for role in ("prefill", "decode")
+            ]
+            self.prefill, self.decode = (daemon.wait_ready() for daemon in self._daemons)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -130,11 +130,6 @@ class DaemonPair:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            for daemon in (self._prefill, self._decode):
+            for daemon in self._daemons:
                 sys.stderr.write(f"--- log of pdxfer-{daemon.role}\n{daemon.log_tail()}\n")
-        self._stop()
-
-    def _stop(self) -> None:
-        self._decode.stop()
-        self._prefill.stop()
-        self._folder.cleanup()
+        self._stack.close()
