@@ -32,11 +32,10 @@ def test_it_answers_and_ends_with_its_parent(child):
     assert child.receive("echo")["value"] == [1, "two"]
 
 
-def test_its_failure_is_told_with_its_name_and_text(capfd, child):
+def test_its_failure_is_told_with_its_name_and_text(child):
     child.send(do="fail")
     with pytest.raises(ChildFailedError, match="helper process failed: ValueError: as asked"):
         child.receive("echo")
-    assert "Traceback" in capfd.readouterr().err
 
 
 def test_its_exit_is_told_with_its_code(child):
@@ -83,6 +82,6 @@ def test_daemons_end_and_show_their_logs_when_the_command_fails(capfd):
 
 @pytest.mark.ucx
 def test_a_daemon_that_cannot_start_is_told_with_its_log():
-    with pytest.raises(ChildFailedError, match="is not a UCX lane") as caught, DaemonPair("sneakernet"):
+    with pytest.raises(ChildFailedError, match="not a UCX lane") as caught, DaemonPair("pigeon"):
         pass
     assert "exit code" in str(caught.value)
