@@ -6,6 +6,10 @@ import sys
 
 import pytest
 
+from pdxfer.demo.options import Side
+from pdxfer.demo.run import DemoOptions
+from pdxfer.demo.run import run as run_demo
+
 pytestmark = [pytest.mark.ucx, pytest.mark.slow]
 
 
@@ -49,6 +53,27 @@ def test_other_weights_are_told_by_the_tokens_and_by_the_exit_code():
     for columns in table.values():
         assert columns[:2] == ["DIFFERENT", "EQUAL"]
         assert columns[6] == "cma"
+
+
+@pytest.mark.parametrize(
+    ("model", "embedded", "prefill", "decode"),
+    [
+        ("qwen3", False, Side("page-major", 2, 64), Side("page-first-direct", 4, 16)),
+        ("deepseek-v3", True, Side("token-major", 2, 16), Side("unified", 1, 64)),
+    ],
+    ids=["heads to host pools that share each of them", "latent rows"],
+)
+def test_unlike_sides_hold_the_same_cache(model, embedded, prefill, decode, capfd):
+    pytest.importorskip("transformers")
+    options = DemoOptions(
+        model=model, embedded=embedded, prefill=prefill, decode=decode, prompt_tokens=(20, 75)
+    )
+    assert run_demo(options) == 0
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.endswith(str(decode))]
+    assert [line.split()[:3] for line in lines] == [
+        [count, "EQUAL", "EQUAL"] for count in ("20", "75")
+    ]
+    assert all(f"{prefill}  " in line for line in lines)
 
 
 def test_a_quick_bench_verifies_every_byte(tmp_path):

@@ -46,3 +46,26 @@ def test_keygen_makes_a_pair(tmp_path, capsys):
 def test_the_negative_demo_needs_a_model_with_other_weights(capsys):
     assert main(["demo", "--model", "smollm2", "--negative"]) == 2
     assert "--negative" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--prefill-tp", "3"), "--prefill-tp is 3, and llama has 4 KV heads"),
+        (("--model", "qwen3", "--decode-tp", "0"), "--decode-tp is 0, and qwen3 has 2 KV heads"),
+        (("--page-size", "16:0"), "--page-size gives decode pages of 0 tokens"),
+    ],
+)
+def test_a_demo_that_no_pool_can_be_made_for(flags, told, capsys):
+    pytest.importorskip("transformers")
+    assert main(["demo", *flags]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags", [("--page-size", "16"), ("--prefill-layout", "page-first"), ("--model", "gpt")]
+)
+def test_flags_of_the_demo_that_say_nothing(flags, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", *flags])
+    assert flags[0] in capsys.readouterr().err
