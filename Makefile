@@ -17,7 +17,7 @@ FLAGS ?=
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 .PHONY: help build demo test check test-native test-python test-nodes test-faults bench bench-peers
-.PHONY: fmt generated
+.PHONY: fmt generated test-sglang
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -71,6 +71,9 @@ test-python: build  ## pytest; FLAGS="-k name"
 test-faults: build  ## tests that kill, stop and cut
 	@test -d tests/fault || { echo "make test-faults: there are no fault tests yet" >&2; exit 1; }
 	$(BIN)/python -m pytest -m fault $(FLAGS)
+
+test-sglang: build  ## pages and copies between SGLang's own pools and these, on a CPU
+	$(BIN)/python tests/peers/run_sglang.py $(FLAGS)
 
 test-nodes:  ## two nodes in network namespaces: not there yet
 	@echo "make test-nodes: tests across network namespaces do not exist yet" >&2; exit 1
