@@ -66,7 +66,7 @@ test-native: build  ## C++ tests: plain, ASan+UBSan, TSan
 comma := ,
 
 test-python: build  ## pytest; FLAGS="-k name"
-	$(BIN)/python -m pytest $(FLAGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(FLAGS)
 
 test-faults: build  ## tests that kill, stop and cut
 	@test -d tests/fault || { echo "make test-faults: there are no fault tests yet" >&2; exit 1; }
