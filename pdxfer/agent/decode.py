@@ -392,7 +392,7 @@ class DecodeAgent(Agent):
 
     def _announce(self, peer_id: bytes) -> None:
         choice = self._lanes_of.get(peer_id)
-        if choice is None:
+        if choice is None or not choice.candidates:
             return
         lane = choice.candidates[0]
         try:

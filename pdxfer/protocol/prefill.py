@@ -225,7 +225,9 @@ class PrefillMachine:
 
     def _on_receive(self, peer: DecodePeer, message: Receive) -> None:
         if message.generation <= peer.mark or message.generation in peer.tombstones:
-            self._sends.effects.append(Tell(peer.peer_id, Drained(generation=message.generation)))
+            # Another source worker of this agent may still write for it: said only once none does.
+            peer.asked.add(message.generation)
+            self._sends.answer_drained(peer, message.generation)
             return
         verdict = peer.verdicts.get((message.source_worker, message.destination_worker))
         error: PdxferError | None = None
