@@ -395,7 +395,11 @@ class DecodeMachine:
     def tick(self, now: float) -> None:
         """Fail what waited past its deadline; show as QUARANTINED what has no proof in time."""
         for receiving in list(self.live.values()):
-            if receiving.state is State.WAITING and now >= receiving.deadline:
+            unmatched = receiving.state is State.WAITING or (
+                receiving.state is State.MOVING
+                and not all(d.matched for d in receiving.debts.values() if d.plan is not None)
+            )
+            if unmatched and now >= receiving.deadline:
                 self._receives.fail(
                     receiving, PeerError(self._why_waiting(receiving), retryable=True), now
                 )

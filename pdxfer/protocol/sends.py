@@ -65,7 +65,8 @@ class Sends:
         if began:
             sending.advance(SendingEvent.POSTED)
         while leg.chunks_posted < len(sending.chunks):
-            if self.peers[leg.peer].path is not PathState.OPEN:
+            peer = self.peers.get(leg.peer)
+            if leg.plan is not None and (peer is None or peer.path is not PathState.OPEN):
                 raise PeerError("the path to decode is not open", retryable=True)
             posts, announcement = post_chunk(sending, leg, sending.chunks[leg.chunks_posted])
             self.effects += posts
