@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections import defaultdict
+import typing
 
 import pdxfer
 from pdxfer.errors import PdxferError
@@ -14,6 +14,7 @@ from pdxfer.local.messages import (
     Attached,
     AttachWorker,
     ConnectPeer,
+    FromWorker,
     Opened,
     OpenReceive,
     OpenSend,
@@ -48,7 +49,8 @@ class FakeAgent:
         """What workers handed over, mapped; or `MemoryInfo` of kind address."""
         self.rooms = {}
         """Room to (connection, slot, sequence)."""
-        self._received = defaultdict(queue.Queue)
+        # All of them now: made on demand, two threads could each make one for the same kind.
+        self._received = {kind: queue.Queue() for kind in typing.get_args(FromWorker)}
         self._closed = queue.Queue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="fake agent")
