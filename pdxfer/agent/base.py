@@ -325,14 +325,22 @@ class Agent(ABC):
 
     # -- effects -----------------------------------------------------------------------------
     def pump(self) -> None:
-        """Carry out what the machine asks for, until it asks for nothing more."""
+        """Carry out what the machine asks for, until it asks for nothing more.
+
+        What cannot be carried out is a fault of this program: it is logged and the others go on, so
+        that one transfer does not take another's writes, wake-ups or proofs with it.
+        """
         if self._pumping:
             return
         self._pumping = True
         try:
             while effects := self.machine_effects():
                 for effect in effects:
-                    self._do(effect)
+                    try:
+                        self._do(effect)
+                    except Exception:  # noqa: BLE001 - whatever it is, the others must go on
+                        failed = {"effect": type(effect).__name__}
+                        _LOG.exception("effect_failed", extra={"fields": failed})
         finally:
             self._pumping = False
             # Last: a log line is never in the way of bytes, commits and wake-ups.

@@ -342,7 +342,10 @@ class DecodeAgent(Agent):
             return
         fields = {"peer": peer.hex()[:12], "lane": message.lane, "reason": message.text}
         _LOG.warning("lane_failed", extra={"fields": fields})
-        self._close_receiver(peer, choice)
+        if choice.made_for:
+            proof = self._silence_of(self.lanes.fabric(choice.made_for))
+            self._close_receiver(peer, choice)
+            self.machine.receiver_closed(peer, proof)
         if not choice.opened:
             choice.candidates.pop(0)
         choice.opened = False
@@ -361,9 +364,7 @@ class DecodeAgent(Agent):
             )
             for r in live[:_PROGRESS_MAX]
         ]
-        return Heartbeat(
-            oldest_live_generation=self.machine.oldest_live_generation, progress=progress
-        )
+        return Heartbeat(oldest_live_generation=self.machine.mark(peer), progress=progress)
 
     def tell(self, peer: bytes, message: Message) -> None:
         """Send a control message; a peer that cannot be told is lost."""

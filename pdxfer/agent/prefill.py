@@ -167,6 +167,7 @@ class PrefillAgent(Agent):
         _LOG.info("session_opened", extra={"fields": fields})
         self.machine.peer_joined(peer)
         self._control.send(peer, self.hello())
+        self.pump()
 
     def _on_lost(self, peer: bytes, reason: str) -> None:
         _LOG.info("session_lost", extra={"fields": {"peer": peer.hex()[:12], "reason": reason}})
@@ -219,7 +220,11 @@ class PrefillAgent(Agent):
         peer = self.machine.peers.get(peer_id)
         if peer is None:
             return
-        address = self.lanes.fabric(peer.lane).send_address()
+        try:
+            address = self.lanes.fabric(peer.lane).send_address()
+        except PdxferError as error:
+            self._end_session(peer_id, error)
+            return
         accept = msgspec.structs.replace(peer.accept_template(), lane_address=address)
         self.tell(peer_id, accept)
 
@@ -233,9 +238,9 @@ class PrefillAgent(Agent):
             self.machine.on_path_opened(effect.peer, str(error))
 
     def _post(self, effect: Post) -> None:
-        peer = self.machine.peers[effect.peer]
         batches = len(effect.splits) - 1
         try:
+            peer = self.machine.peers[effect.peer]
             port = self.ports[effect.source_worker]
             source = self.lanes.regions(peer.lane, effect.source_worker, port.ranges)
             infos = peer.workers[effect.destination_worker].regions

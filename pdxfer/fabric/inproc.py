@@ -127,6 +127,10 @@ class _LateBytes:
         self._sender = sender
         self._runs = deque(runs)
 
+    def goes_to(self, receiver: InprocFabric, sender: bytes) -> bool:
+        """Whether these are writes of a sender into a receiver."""
+        return (self._receiver, self._sender) == (receiver, sender)
+
     def step(self) -> None:
         """Land one run; behind the last one tell the receiver."""
         if self._runs:
@@ -335,6 +339,8 @@ class InprocFabric:
         for path in list(sender.paths.values()) if sender is not None else []:
             if path.receiver is self:
                 path.fail("the receiver was closed")
+        if self.capabilities.handler_proves_silence:  # what was on its way has nowhere to land
+            self.hub.late = [late for late in self.hub.late if not late.goes_to(self, peer)]
 
     def close(self, deadline_s: float) -> None:
         """See `fabric.base.Fabric`."""

@@ -69,10 +69,18 @@ class DecodeMachine:
         effects, self._receives.effects = self._receives.effects, []
         return effects
 
-    @property
-    def oldest_live_generation(self) -> int:
-        """No smaller generation is alive; what heartbeats carry."""
-        return min([*self.live, *self._let_go], default=self._next_generation)
+    def mark(self, peer_id: bytes) -> int:
+        """No smaller generation will be asked of this prefill life; what heartbeats carry.
+
+        A receive that has failed does not hold it back, however long its fence takes: it is told
+        once, by its abort, and never matched again.
+        """
+        live = (
+            receiving.generation
+            for receiving in self.live.values()
+            if receiving.error is None and (peer_id in receiving.bound or not receiving.bound)
+        )
+        return min([*live, *self._let_go], default=self._next_generation)
 
     # -- what a worker says ------------------------------------------------------------------
     def attach(self, worker: Worker) -> None:
@@ -370,14 +378,21 @@ class DecodeMachine:
 
         `proof` is `revoked` on a lane where nothing of that life can land after this, else empty.
         """
-        if peer_id in self.peers:
-            self.peers[peer_id].silence = proof
+        self.receiver_closed(peer_id, proof)
         text = f"the lane from the prefill agent broke: {error}"
         for receiving in list(self.live.values()):
-            if peer_id not in receiving.bound:
-                continue
-            self._receives.fail(receiving, PeerError(text, retryable=True), now)
-            if proof:
+            if peer_id in receiving.bound:
+                self._receives.fail(receiving, PeerError(text, retryable=True), now)
+
+    def receiver_closed(self, peer_id: bytes, proof: str) -> None:
+        """Our receive side of a prefill life is no more; what is alive may go on over another.
+
+        `proof` is `revoked` on a lane where nothing of that life can land after this, else empty.
+        """
+        if peer_id in self.peers:
+            self.peers[peer_id].silence = proof
+        if proof:
+            for receiving in list(self.live.values()):
                 self._receives.prove(receiving, peer_id, proof)
 
     def lane_attached(self, peer_id: bytes) -> None:

@@ -198,18 +198,26 @@ class DecodePeer:
                 del self.waiting[key]
 
     def bury(self, generation: int) -> None:
-        """Remember a dead generation above the mark, so that nothing of it is matched again.
+        """Remember a dead generation above the mark, so that nothing of it is matched again."""
+        if generation > self.mark:
+            self.tombstones.add(generation)
+
+    def check_tombstones(self, generation: int) -> None:
+        """Take no generation not heard of before while too many are remembered.
+
+        Here and not where one is added: the end of a transfer must not fail.
 
         Raises:
-            RemoteProtocolError: more of them than `TOMBSTONES_PER_SESSION_MAX`.
+            RemoteProtocolError: `TOMBSTONES_PER_SESSION_MAX` of them; nothing has changed.
         """
-        if generation <= self.mark:
+        if generation <= self.mark or generation in self.tombstones or generation in self.legs:
             return
         if len(self.tombstones) >= limits.TOMBSTONES_PER_SESSION_MAX:
             raise RemoteProtocolError(
-                f"decode has aborted {len(self.tombstones)} generations above its mark {self.mark}"
+                f"{len(self.tombstones)} generations have ended above decode's mark {self.mark}, "
+                f"at most {limits.TOMBSTONES_PER_SESSION_MAX} may; its heartbeats must raise the "
+                "mark"
             )
-        self.tombstones.add(generation)
 
     def advance_mark(self, oldest_live_generation: int) -> None:
         """Decode says that no smaller generation is alive."""

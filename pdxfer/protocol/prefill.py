@@ -156,6 +156,8 @@ class PrefillMachine:
             unproven = self._unproven.pop(peer_id, set())
             peer = self.peers[peer_id] = DecodePeer(peer_id, unproven=unproven)
         peer.last_heard = now
+        if isinstance(message, Receive | Abort | Failed):
+            peer.check_tombstones(message.generation)
         match message:
             case Attach():
                 self._on_attach(peer, message)
@@ -184,10 +186,10 @@ class PrefillMachine:
         if peer is None:
             return
         peer.waiting.clear()
+        peer.gone = True
         error = PeerError(f"decode agent {peer_id.hex()[:12]} is away: {reason}", retryable=True)
         for sending in self._sends.of_peer(peer_id):
-            self._sends.fail(sending, error, tell=False)
-        peer.gone = True
+            self._sends.fail(sending, error)
         if peer.path in (PathState.OPENING, PathState.OPEN):
             self._close_path(peer)
         elif peer.path is not PathState.CLOSING:
@@ -342,7 +344,7 @@ class PrefillMachine:
         legs = list(self._sends.legs(peer, generation))
         peer.asked.add(generation)
         for sending, _ in legs:
-            self._sends.fail(sending, error, tell=False)
+            self._sends.fail(sending, error, aborted=(peer.peer_id, generation))
         self._sends.answer_drained(peer, generation)
 
     def _abort_life(self, peer: DecodePeer, message: Abort) -> None:

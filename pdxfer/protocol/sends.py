@@ -93,10 +93,17 @@ class Sends:
             sending.advance(SendingEvent.COMMITTED)
             self.finish(sending)
 
-    def fail(self, sending: Sending, error: PdxferError, *, tell: bool = True) -> None:
-        """End a send: drop what is not posted, wait for the rest; tell decode unless it asked.
+    def fail(
+        self,
+        sending: Sending,
+        error: PdxferError,
+        *,
+        aborted: tuple[bytes, int] | None = None,
+    ) -> None:
+        """End a send: drop what is not posted, wait for the rest; tell every receiver of it.
 
-        The other source workers of this agent that serve the same transfer end with it.
+        Not told are `aborted`, the transfer whose own abort this is, and lives that are gone. The
+        other source workers of this agent that serve one of these transfers end with it.
         """
         if sending.state in FINAL or sending.state is State.FENCING:
             return
@@ -109,7 +116,8 @@ class Sends:
             )
             if not leg.drained:
                 self.effects.append(Cancel(leg.peer, leg.generation))
-            if tell:
+            peer = self.peers.get(leg.peer)
+            if leg.key != aborted and peer is not None and not peer.gone:
                 self.tell_failed(leg.peer, leg.generation, sending.worker, error)
         busy = any(not leg.drained for leg in sending.legs.values())
         sending.advance(SendingEvent.FAILED_BUSY if busy else SendingEvent.FAILED_IDLE)
@@ -122,7 +130,7 @@ class Sends:
             # One transfer fails as a whole: the other source workers of this agent stop too.
             for other, _ in list(self.legs(self.peers.get(leg.peer), leg.generation)):
                 if other is not sending and not leg.committed:
-                    self.fail(other, error, tell=tell)
+                    self.fail(other, error, aborted=aborted)
 
     def finish(self, sending: Sending) -> None:
         """The send is final: its pages are the worker's."""

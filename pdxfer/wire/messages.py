@@ -234,7 +234,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Sent each `HEARTBEAT_INTERVAL_S`; renews leases."""
 
     oldest_live_generation: Natural = 0
-    """Decode: no smaller generation is alive. 0 from prefill."""
+    """Decode: no smaller generation is asked of this prefill life any more. 0 from prefill."""
     progress: list[Progress] = []
     """Live generations that moved."""
 

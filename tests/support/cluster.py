@@ -172,6 +172,10 @@ class Node:
         return Attach(
             revision=self.machine.revision,
             workers=[worker.info() for worker in self.machine.workers.values()],
+            siblings=[
+                msgspec.structs.replace(worker.info(), regions=[])
+                for worker in self.machine.siblings(peer)
+            ],
             lane="inproc",
             lane_address=self.fabric.open_receiver(peer),
         )
@@ -288,8 +292,8 @@ class Cluster:
                 if node.dead:
                     continue
                 if heartbeats and not node.is_prefill:
-                    mark = node.machine.oldest_live_generation
                     for peer in list(node.machine.peers):
+                        mark = node.machine.mark(peer)
                         self.carry(node, peer, Heartbeat(oldest_live_generation=mark))
                 node.machine.tick(self.now)
                 node.pump()

@@ -1,0 +1,309 @@
+"""How transfers with several parties end: everyone hears of it, nobody is called drained too early,
+and no ended transfer holds up those that come after."""
+
+import numpy as np
+import pytest
+
+from pdxfer import limits
+from pdxfer.errors import PeerError, RemoteProtocolError
+from pdxfer.layout import Rank, token_major
+from pdxfer.protocol.effects import Tell
+from pdxfer.protocol.state import State
+from pdxfer.wire.messages import Abort, Drained, Failed, Heartbeat, Receive
+from tests.support.cluster import ADDRESS, Cluster, full
+
+PAGE = 4
+SEEDS = range(8)
+
+
+def layout(**changes):
+    settings = {
+        "layers": range(3),
+        "kv_heads": 2,
+        "head_dim": 8,
+        "page_size": PAGE,
+        "pages": 16,
+        "dtype": "bfloat16",
+    }
+    return token_major(**{**settings, **changes})
+
+
+def part(rank, of=2):
+    """One of two heads, at one of two ranks."""
+    return layout(kv_heads=1, total_kv_heads=2, head_first=rank), Rank(tp=rank, tp_size=of)
+
+
+def receive(cluster, node, worker=0, room=7, ids=(5, 6), slot=0, wait_s=60.0, prefill=(ADDRESS,)):
+    receiving = node.machine.receive(
+        worker, room, slot, prefill, deadline=cluster.now + wait_s, now=cluster.now
+    )
+    tokens = PAGE * len(ids)
+    node.machine.place(worker, slot, full(ids), tokens=tokens, prefix_tokens=0, now=cluster.now)
+    node.pump()
+    return receiving
+
+
+def open_room(cluster, node, worker=0, room=7, slot=0, wait_s=60.0):
+    node.machine.open(worker, room, slot, deadline=cluster.now + wait_s, lease_s=30.0)
+    node.pump()
+
+
+def send(node, worker=0, ids=(2, 3), slot=0, last=True):
+    tokens = PAGE * len(ids) if last else None
+    node.machine.send(worker, slot, full(ids), tokens=tokens, layers=None, last=last, aux=b"")
+    node.pump()
+
+
+def one_to_two_agents(seed):
+    """A prefill worker and the two ranks of a decode instance, each beside its own agent."""
+    cluster = Cluster(seed)
+    prefill, decodes = cluster.prefill(), [cluster.decode(), cluster.decode()]
+    prefill.attach(0, layout())
+    for tp, decode in enumerate(decodes):
+        decode.attach(tp, *part(tp))
+        cluster.join(decode, prefill)
+    cluster.run()
+    return cluster, prefill, decodes
+
+
+@pytest.mark.parametrize("how", ["abort", "goodbye", "new session"])
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_when_one_receiver_leaves_the_others_of_the_send_hear_of_it(seed, sent, how):
+    cluster, prefill, decodes = one_to_two_agents(seed)
+    for tp, decode in enumerate(decodes):
+        receive(cluster, decode, tp)
+    open_room(cluster, prefill)
+    cluster.run()
+    if sent:
+        send(prefill, last=False)
+        for _ in range(seed):
+            cluster.step()
+    leaver, other = decodes
+    if how == "abort":
+        leaver.machine.abort(0, 0, "enough", cluster.now)
+        leaver.pump()
+    elif how == "goodbye":
+        prefill.machine.peer_lost(leaver.machine.incarnation, "goodbye")
+        prefill.pump()
+    else:
+        prefill.machine.peer_joined(leaver.machine.incarnation)
+        prefill.pump()
+    cluster.run()
+    assert prefill.shown[0, 0].state is State.FAILED
+    assert other.shown[1, 0].state is State.FAILED, "it would wait for the rest for ever"
+    assert other.shown[1, 0].last.fence == "drained"
+    assert not other.machine.live
+
+
+def test_a_receiver_is_told_the_reason_once_and_not_its_own():
+    cluster, prefill, decodes = one_to_two_agents(0)
+    for tp, decode in enumerate(decodes):
+        receive(cluster, decode, tp)
+    open_room(cluster, prefill)
+    cluster.run()
+    leaver, other = (decode.machine.incarnation for decode in decodes)
+    prefill.machine.on_message(leaver, Abort(generation=1, reason="enough"), cluster.now)
+    told = [(e.peer, type(e.message)) for e in prefill.machine.take_effects() if type(e) is Tell]
+    assert set(told) == {(leaver, Drained), (other, Failed)}
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drained_waits_for_every_source_worker_of_the_agent(seed):
+    cluster = Cluster(seed)
+    prefill, decode = cluster.prefill(), cluster.decode()
+    for tp in range(2):
+        prefill.attach(tp, *part(tp))
+    decode.attach(0, layout())
+    cluster.join(decode, prefill)
+    cluster.run()
+    receive(cluster, decode)
+    for tp in range(2):
+        open_room(cluster, prefill, tp)
+    cluster.run()
+    for tp in range(2):
+        send(prefill, tp)
+    assert cluster.hub.ready()
+    life, generation = decode.machine.incarnation, 1
+    again = Receive(
+        room=9,
+        generation=generation,
+        source_worker=5,
+        destination_worker=0,
+        receiver_index=0,
+        receiver_count=1,
+    )
+    for _ in range(2):  # of a worker that is not there, then of a generation with a tombstone
+        prefill.machine.on_message(life, again, cluster.now)
+    effects = prefill.machine.take_effects()
+    told = [e.message for e in effects if isinstance(e, Tell)]
+    assert not [message for message in told if isinstance(message, Drained)]
+    for effect in effects:
+        prefill.do(effect)
+    cluster.run()
+    assert decode.shown[0, 0].state is State.FAILED
+    assert [prefill.shown[tp, 0].state for tp in range(2)] == [State.FAILED] * 2
+    last = decode.memory[0][0].copy()
+    cluster.pass_time(5)
+    assert np.array_equal(last, decode.memory[0][0])
+
+
+def test_a_generation_below_the_mark_is_drained_only_without_legs_and_broken_paths():
+    cluster, prefill, (decode, _) = one_to_two_agents(0)
+    receive(cluster, decode, 0)
+    open_room(cluster, prefill)
+    cluster.run()
+    life = decode.machine.incarnation
+    again = Receive(
+        room=7,
+        generation=1,
+        source_worker=0,
+        destination_worker=0,
+        receiver_index=0,
+        receiver_count=2,
+    )
+
+    def told():
+        prefill.machine.on_message(life, again, cluster.now)
+        effects = prefill.machine.take_effects()
+        return [type(e.message) for e in effects if isinstance(e, Tell)]
+
+    prefill.machine.on_message(life, Heartbeat(oldest_live_generation=2), cluster.now)
+    assert told() == []
+    peer = prefill.machine.peers[life]
+    legs, peer.legs = peer.legs, {}
+    peer.unproven.add(1)
+    assert told() == []
+    peer.unproven.clear()
+    assert told() == [Drained]
+    peer.legs = legs
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_half_matched_receive_ends_at_its_deadline_though_bytes_move(seed):
+    cluster = Cluster(seed)
+    prefill, decode = cluster.prefill(), cluster.decode()
+    for tp in range(2):
+        prefill.attach(tp, *part(tp))
+    decode.attach(0, layout())
+    cluster.join(decode, prefill)
+    cluster.run()
+    receive(cluster, decode, wait_s=5)
+    open_room(cluster, prefill, 0)
+    send(prefill, 0)
+    cluster.run()
+    assert decode.shown[0, 0].state is State.MOVING
+    cluster.pass_time(6)
+    error = decode.shown[0, 0].last.error
+    assert decode.shown[0, 0].state is State.FAILED
+    assert isinstance(error, PeerError)
+    assert "1 of 2 prefill workers sent it" in str(error)
+    assert prefill.shown[0, 0].state is State.FAILED
+
+
+def test_a_send_that_owes_nothing_needs_no_path():
+    cluster = Cluster(0)
+    prefills, decode = [cluster.prefill(), cluster.prefill()], cluster.decode()
+    whole = layout(kv_heads=1, total_kv_heads=1)
+    addresses = ("tcp://first:1", "tcp://second:1")
+    for tp, (prefill, address) in enumerate(zip(prefills, addresses, strict=True)):
+        prefill.attach(tp, whole, Rank(tp=tp, tp_size=2))
+        decode.machine.link(address)
+    decode.attach(0, whole)
+    for prefill, address in zip(prefills, addresses, strict=True):
+        cluster.join(decode, prefill, address)
+    decode.machine._note_instance(addresses)
+    decode.pump()
+    cluster.run()
+    prefills[1].fabric.paths[decode.machine.incarnation].fail("cut")
+    cluster.run()
+    receive(cluster, decode, prefill=addresses)
+    for tp, prefill in enumerate(prefills):
+        open_room(cluster, prefill, tp)
+        send(prefill, tp)
+    cluster.run()
+    assert decode.shown[0, 0].state is State.COMMITTED
+    assert prefills[1].shown[1, 0].state is State.COMMITTED, "it owes the receiver nothing"
+
+
+def test_a_quarantined_receive_does_not_hold_up_those_after_it(monkeypatch):
+    monkeypatch.setattr(limits, "TOMBSTONES_PER_SESSION_MAX", 8)
+    cluster = Cluster(0)
+    prefill, decode = cluster.prefill(), cluster.decode(silent=False)
+    prefill.attach(0, layout())
+    decode.attach(0, layout())
+    cluster.join(decode, prefill)
+    cluster.run()
+    receive(cluster, decode)
+    open_room(cluster, prefill)
+    send(prefill)
+    while not cluster.hub.ready():
+        cluster.step()
+    prefill.fabric.paths[decode.machine.incarnation].fail("cut", late_runs=2)
+    cluster.run()
+    cluster.pass_time(limits.DRAIN_DEADLINE_S + 1)
+    assert decode.shown[0, 0].state is State.QUARANTINED
+    decode.machine._announce()  # what the agent does when it hears LaneFailed
+    decode.pump()
+    cluster.run()
+    for turn in range(3 * limits.TOMBSTONES_PER_SESSION_MAX):
+        slot, room = turn + 1, turn + 100
+        receive(cluster, decode, room=room, ids=(9,), slot=slot)
+        open_room(cluster, prefill, room=room, slot=slot)
+        if turn % 2:
+            cluster.run()
+            prefill.machine.abort(0, slot, "seeded")
+            prefill.pump()
+        else:
+            send(prefill, ids=(1,), slot=slot)
+        cluster.run()
+        cluster.pass_time(0.5)
+        wanted = State.FAILED if turn % 2 else State.COMMITTED
+        assert decode.shown[0, slot].state is wanted
+    assert decode.shown[0, 0].state is State.QUARANTINED
+
+
+def test_a_decode_that_never_raises_its_mark_is_refused_and_no_end_fails(monkeypatch):
+    monkeypatch.setattr(limits, "TOMBSTONES_PER_SESSION_MAX", 4)
+    cluster = Cluster(0)
+    prefill, decode = cluster.prefill(), cluster.decode()
+    prefill.attach(0, layout())
+    decode.attach(0, layout())
+    cluster.join(decode, prefill)
+    cluster.run()
+    for slot in range(4):
+        receive(cluster, decode, room=slot + 1, ids=(5,), slot=slot)
+        open_room(cluster, prefill, room=slot + 1, slot=slot)
+        cluster.run()
+        prefill.machine.abort(0, slot, "seeded")
+        prefill.pump()
+        assert prefill.shown[0, slot].state is State.FAILED
+        cluster.run()
+    receive(cluster, decode, room=9, ids=(5,), slot=9)
+    with pytest.raises(RemoteProtocolError, match="at most 4 may; its heartbeats must raise"):
+        cluster.run()
+
+
+def test_a_closed_receive_side_proves_what_had_failed_and_leaves_the_rest():
+    cluster = Cluster(0)
+    prefill, decode = cluster.prefill(), cluster.decode()
+    prefill.attach(0, layout())
+    decode.attach(0, layout())
+    cluster.join(decode, prefill)
+    cluster.run()
+    receive(cluster, decode)
+    receive(cluster, decode, room=8, ids=(9,), slot=1)
+    cluster.run()
+    cluster.cut.add((prefill.machine.incarnation, decode.machine.incarnation))
+    decode.machine.abort(0, 0, "enough", cluster.now)
+    decode.pump()
+    assert decode.shown[0, 0].state is State.FENCING
+    decode.machine.receiver_closed(prefill.machine.incarnation, "")
+    decode.pump()
+    assert decode.shown[0, 0].state is State.FENCING, "not every lane proves it"
+    decode.machine.receiver_closed(prefill.machine.incarnation, "revoked")
+    decode.pump()
+    assert decode.shown[0, 0].state is State.FAILED
+    assert decode.shown[0, 0].last.fence == "revoked"
+    assert decode.shown[0, 1].state is State.WAITING
