@@ -106,7 +106,7 @@ class Hub:
         """The process of a fabric dies: its work is gone, every peer hears of it."""
         for peer, path in list(fabric.paths.items()):
             path.work.clear()
-            path.receiver.lost(fabric.identity, "the sender died")
+            path.receiver.lost(fabric.identity, "the sender died", path.life)
             fabric.paths.pop(peer, None)
         for other in self.fabrics.values():
             for path in list(other.paths.values()):
@@ -121,10 +121,11 @@ class _LateBytes:
     As on TCP: what is in socket buffers arrives behind the sender's back.
     """
 
-    def __init__(self, hub: Hub, receiver: InprocFabric, sender: bytes, runs: list[_Run]) -> None:
-        self._hub = hub
-        self._receiver = receiver
-        self._sender = sender
+    def __init__(self, path: InprocPath, runs: list[_Run]) -> None:
+        self._hub = path.fabric.hub
+        self._receiver = path.receiver
+        self._sender = path.fabric.identity
+        self._life = path.life
         self._runs = deque(runs)
 
     def goes_to(self, receiver: InprocFabric, sender: bytes) -> bool:
@@ -138,7 +139,7 @@ class _LateBytes:
             ctypes.memmove(run.destination, run.source, run.length_bytes)
             return
         self._hub.late.remove(self)
-        self._receiver.lost(self._sender, "the path broke")
+        self._receiver.lost(self._sender, "the path broke", self._life)
 
 
 class InprocPath:
@@ -148,6 +149,8 @@ class InprocPath:
         self.peer = peer
         self.fabric = fabric
         self.receiver = receiver
+        self.life = receiver._receivers.get(fabric.identity, 0)
+        """Of the receive side it was opened to."""
         self.work: deque[_Work] = deque()
         self.closed = False
         self._failed: dict[int, str] = {}
@@ -230,10 +233,9 @@ class InprocPath:
         self.fabric.paths.pop(self.peer, None)
         self.fabric.tell(PathClosed(self.peer, reason, drained=not left))
         if left:
-            hub = self.fabric.hub
-            hub.late.append(_LateBytes(hub, self.receiver, self.fabric.identity, left))
+            self.fabric.hub.late.append(_LateBytes(self, left))
         else:
-            self.receiver.lost(self.fabric.identity, why)
+            self.receiver.lost(self.fabric.identity, why, self.life)
 
     def step(self) -> None:
         """Carry out the next piece of work."""
@@ -276,7 +278,9 @@ class InprocFabric:
         self._events: list[FabricEvent] = []
         self._regions: dict[int, LocalRegion] = {}
         self._owners: dict[int, object] = {}
-        self._receivers: set[bytes] = set()
+        self._receivers: dict[bytes, int] = {}
+        """Sender to the life of the receive side made for it; each has another."""
+        self._lives = 0
         self._watched: set[bytes] = set()
         self._tickets = 0
         self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -323,7 +327,9 @@ class InprocFabric:
 
     def open_receiver(self, peer: bytes) -> bytes:
         """See `fabric.base.Fabric`."""
-        self._receivers.add(peer)
+        if peer not in self._receivers:
+            self._lives += 1
+            self._receivers[peer] = self._lives
         return self.address
 
     def watch_sender(self, peer: bytes, address: bytes) -> None:
@@ -334,7 +340,7 @@ class InprocFabric:
 
     def close_receiver(self, peer: bytes) -> None:
         """See `fabric.base.Fabric`."""
-        self._receivers.discard(peer)
+        self._receivers.pop(peer, None)
         sender = next((f for f in self.hub.fabrics.values() if f.identity == peer), None)
         for path in list(sender.paths.values()) if sender is not None else []:
             if path.receiver is self:
@@ -360,9 +366,12 @@ class InprocFabric:
             os.eventfd_write(self._eventfd, 1)
         self._events.append(event)
 
-    def lost(self, sender: bytes, reason: str) -> None:
-        """The connection from a sender broke."""
+    def lost(self, sender: bytes, reason: str, life: int) -> None:
+        """The connection from a sender to one receive side broke, which ends with it."""
+        if self._receivers.get(sender) != life:
+            return  # closed before: no event follows
         if sender in self._watched:
+            del self._receivers[sender]
             self._watched.discard(sender)
             self.tell(SenderLost(sender, reason))
 

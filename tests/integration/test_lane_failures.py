@@ -1,0 +1,218 @@
+"""Real agents and clients over the in-memory lane, which breaks where the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import numpy as np
+import pytest
+
+from pdxfer.agent.config import AgentConfig
+from pdxfer.agent.decode import DecodeAgent
+from pdxfer.agent.prefill import PrefillAgent
+from pdxfer.client import AsyncDecodeClient, AsyncPrefillClient, State
+from pdxfer.errors import PdxferError, PeerError, ResourceError
+from pdxfer.fabric.inproc import Hub, InprocFabric
+from tests.support.caches import SeededCache, expect, small_token_major
+
+WAIT_S = 20.0
+TOKENS = 75
+SOURCE_PAGES = np.array([9, 3, 12, 30, 7])
+DESTINATION_PAGES = np.array([5, 40, 2, 33, 21])
+
+
+class Broken:
+    """A lane that cannot be had."""
+
+    def __call__(self, lane):
+        raise ResourceError(f"lane {lane} is broken here")
+
+
+class Both:
+    """A prefill and a decode agent on this loop; `step` moves one piece of work of the lane."""
+
+    def __init__(self, folder, lanes=("inproc",), *, silent=True, at_prefill=None):
+        self.hub = Hub()
+        self.rng = random.Random(0)
+        self.fabrics = {}
+
+        def fabric(role):
+            def make(lane):
+                if role == "prefill" and at_prefill is not None and lane != "inproc":
+                    at_prefill(lane)
+                made = InprocFabric(
+                    self.hub, self.agents[role].incarnation, handler_proves_silence=silent
+                )
+                made.lane = lane
+                self.fabrics[role] = made
+                return made
+
+            return make
+
+        self.agents = {}
+        for role, agent in (("prefill", PrefillAgent), ("decode", DecodeAgent)):
+            config = AgentConfig(role=role, socket_path=str(folder / role), lanes=lanes)
+            self.agents[role] = agent(config, fabric(role))
+
+    @contextlib.asynccontextmanager
+    async def workers(self):
+        """Both agents serving, a client and a token-major cache at each."""
+        source = SeededCache(small_token_major(), 1)
+        destination = SeededCache(small_token_major(), 2)
+        try:
+            for agent in self.agents.values():
+                await agent.start()
+            async with (
+                AsyncPrefillClient(self.agents["prefill"].config.socket_path, source) as sender,
+                AsyncDecodeClient(self.agents["decode"].config.socket_path, destination) as reader,
+            ):
+                yield sender, reader, source, destination
+        finally:
+            for agent in self.agents.values():
+                await agent.stop("the test is over")
+
+    @property
+    def path(self):
+        """The path from prefill to decode."""
+        return self.fabrics["prefill"].paths[self.agents["decode"].incarnation]
+
+    @contextlib.asynccontextmanager
+    async def moving(self):
+        """The lane moves by itself inside the block."""
+
+        async def move():
+            while True:
+                while self.hub.step(self.rng):
+                    pass
+                await asyncio.sleep(0.002)
+
+        task = asyncio.create_task(move())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def until(holds):
+    """Wait until something of the outside holds."""
+    for _ in range(int(WAIT_S / 0.005)):
+        if holds():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"not within {WAIT_S} s")
+
+
+async def begin(sender, reader, room):
+    receiving = await reader.receive(room, sender.addresses, DESTINATION_PAGES, tokens=TOKENS)
+    sending = await sender.send(room, SOURCE_PAGES, tokens=TOKENS)
+    return sending, receiving
+
+
+async def cross(both, sender, reader, source, destination, room):
+    before = destination.snapshot()
+    async with both.moving():
+        sending, receiving = await begin(sender, reader, room)
+        await receiving.wait(WAIT_S)
+        await sending.wait(WAIT_S)
+    expect(source, destination, before, SOURCE_PAGES, DESTINATION_PAGES, TOKENS)
+
+
+@pytest.mark.parametrize("late_runs", [0, 1, 100])
+async def test_a_broken_lane_revokes_and_is_attached_anew(tmp_path, late_runs):
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        sending, receiving = await begin(sender, reader, 2)
+        await until(both.hub.ready)
+        for _ in range(3):
+            both.hub.step(both.rng)
+        both.path.fail("cut", late_runs=late_runs)
+        with pytest.raises(PdxferError) as raised:
+            await receiving.wait(WAIT_S)
+        assert raised.value.retryable
+        assert receiving.poll() is State.FAILED, "closing the receive side proves it, time does not"
+        assert receiving.pages_returned
+        left = destination.snapshot()
+        with pytest.raises(PdxferError):
+            await sending.wait(WAIT_S)
+        async with both.moving():
+            await asyncio.sleep(0.1)
+        for region, part in zip(destination.regions, left, strict=True):
+            assert np.array_equal(region, part), "nothing lands after the pages came back"
+        await cross(both, sender, reader, source, destination, 3)
+
+
+async def test_without_a_proof_pages_stay_quarantined_and_others_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("pdxfer.limits.DRAIN_DEADLINE_S", 0.5)
+    both = Both(tmp_path, silent=False)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        sending, receiving = await begin(sender, reader, 2)
+        await until(both.hub.ready)
+        both.path.fail("cut", late_runs=3)
+        with pytest.raises(PdxferError) as raised:
+            await receiving.wait(WAIT_S)
+        assert raised.value.retryable
+        await until(lambda: receiving.poll() is State.QUARANTINED)
+        assert not receiving.pages_returned
+        with pytest.raises(PdxferError):
+            await sending.wait(WAIT_S)
+        other = np.array([50, 51])
+        async with both.moving():
+            again = await reader.receive(3, sender.addresses, other, tokens=32)
+            await sender.send(3, [1, 2], tokens=32)
+            await again.wait(WAIT_S)
+        assert receiving.poll() is State.QUARANTINED
+
+
+async def test_a_lane_that_prefill_cannot_have_gives_way_to_the_next(tmp_path):
+    both = Both(tmp_path, ("broken", "inproc"), at_prefill=Broken())
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+
+
+async def test_without_a_lane_left_the_reason_is_told_and_the_agents_go_on(tmp_path):
+    both = Both(tmp_path, ("inproc",))
+    prefill = both.agents["prefill"]
+    async with both.workers() as (sender, reader, _, _):
+
+        def refuse(*_):
+            raise ResourceError("no such wire")
+
+        both.fabrics["prefill"].connect = refuse
+        with pytest.raises(PeerError, match=r"no lane left .* no such wire"):
+            await reader.connect(sender.addresses, timeout_s=WAIT_S)
+        with pytest.raises(PdxferError, match="no lane left"):
+            await (await reader.receive(7, sender.addresses, [5], tokens=16)).wait(WAIT_S)
+        prefill._announce(both.agents["decode"].incarnation)
+        both.agents["decode"].machine._announce()
+        both.agents["decode"].pump()
+        with pytest.raises(PdxferError, match="no lane left"):
+            await reader.connect(sender.addresses, timeout_s=WAIT_S)
+
+
+async def test_an_effect_that_cannot_be_carried_out_does_not_take_others_along(tmp_path, caplog):
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        agent = both.agents["prefill"]
+        do = agent.do
+        failing = iter([True])
+
+        def once(effect):
+            if next(failing, False):
+                raise RuntimeError("a fault of this program")
+            do(effect)
+
+        agent.do = once
+        agent.machine.detach(99, "nobody")
+        agent._log_lines.append({"worker": 0, "state": "seeded"})
+        for _ in range(2):
+            agent.machine._sends.effects += [object()]
+        agent.pump()
+        assert sum(record.message == "effect_failed" for record in caplog.records) == 2
+        agent.do = do
+        await cross(both, sender, reader, source, destination, 1)
