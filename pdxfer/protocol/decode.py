@@ -329,9 +329,7 @@ class DecodeMachine:
             )
             self._receives.fail(receiving, RemoteProtocolError(text), now)
             return
-        if receiving.state in (State.WAITING, State.READY):
-            receiving.advance(ReceivingEvent.MOVING)
-            self._receives.show(receiving)
+        self._receives.note_moving(receiving)
 
     def _on_failed(self, message: Failed, now: float) -> None:
         receiving = self.live.get(message.generation)
@@ -372,6 +370,7 @@ class DecodeMachine:
         debt.committed = debt.matched = True
         debt.runs, debt.aux = payload.runs, payload.aux
         self._receives.settle(receiving)
+        self._receives.note_moving(receiving)
 
     def sender_lost(self, peer_id: bytes, error: str, proof: str, now: float) -> None:
         """Our endpoint to a prefill life reported an error.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdxfer.errors import TransferError
 from pdxfer.layout import Plan
-from pdxfer.protocol.effects import Effect, Post, PostCommit, Tell
+from pdxfer.protocol.effects import Effect, Post, PostCommit
 from pdxfer.protocol.ranges import Ranges, owed_ranges
 from pdxfer.protocol.sending import Chunk, Leg, Sending
 from pdxfer.wire.messages import Chunk as ChunkMessage
@@ -27,30 +27,31 @@ def check_tokens(sending: Sending, leg: Leg) -> None:
     )
 
 
-def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> tuple[list[Effect], list[Effect]]:
-    """The writes of the next chunk of a leg, and its announcement. Counts it into the leg.
+def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
+    """The writes of the next chunk of a leg. Counts it, and its announcement, into the leg.
 
-    Where the sender places the bytes, the announcement carries no byte's meaning; the caller may
-    let writes and commit go first.
+    Where the sender places the bytes, the announcement carries no byte's meaning and may wait.
 
     Raises:
         PdxferError: the chunk does not fit what decode has placed; nothing of it is posted.
     """
     number, leg.chunks_posted = leg.chunks_posted, leg.chunks_posted + 1
     if leg.plan is None:
-        return [], []
+        return []
     ranges = _moving_ranges(sending, leg, leg.plan, chunk)
     batches = leg.plan.batches(chunk.pages, leg.pages, ranges, chunk.layers)
     leg.bytes_planned += batches.length_bytes
     leg.runs += len(batches.runs)
-    announcement = ChunkMessage(
-        generation=leg.generation,
-        source_worker=sending.worker,
-        number=number,
-        ranges={name: TokenRange(first=a, end=b) for name, (a, b) in ranges.items()},
-        layers=None if chunk.layers is None else list(chunk.layers),
-        length_bytes=batches.length_bytes,
-        last=chunk.last,
+    leg.announcements.append(
+        ChunkMessage(
+            generation=leg.generation,
+            source_worker=sending.worker,
+            number=number,
+            ranges={name: TokenRange(first=a, end=b) for name, (a, b) in ranges.items()},
+            layers=None if chunk.layers is None else list(chunk.layers),
+            length_bytes=batches.length_bytes,
+            last=chunk.last,
+        )
     )
     posts: list[Effect] = []
     if len(batches.runs):
@@ -65,7 +66,7 @@ def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> tuple[list[Effect], 
                 splits=batches.splits,
             )
         )
-    return posts, [Tell(leg.peer, announcement)]
+    return posts
 
 
 def ask_commit(sending: Sending, leg: Leg, sender_index: int) -> list[Effect]:

@@ -479,6 +479,8 @@ class PrefillMachine:
                 self._sends.fail(sending, PeerError(text, retryable=True))
             elif sending.state in (State.READY, State.MOVING, State.SENT):
                 self._check_lease(sending, now)
+            if sending.state is State.MOVING:
+                self._sends.announce(sending)
         for peer_id, peer in list(self.peers.items()):
             peer.forget_unclaimed(now)
             idle = not peer.legs and now - peer.last_heard > limits.LIVENESS_TIMEOUT_S

@@ -50,6 +50,12 @@ class Receives:
             receiving.advance(ReceivingEvent.BOUND)
             self.show(receiving)
 
+    def note_moving(self, receiving: Receiving) -> None:
+        """Bytes of a receive are on their way, or have come from one of several."""
+        if receiving.state in (State.WAITING, State.READY):
+            receiving.advance(ReceivingEvent.MOVING)
+            self.show(receiving)
+
     def fail(self, receiving: Receiving, error: PdxferError, now: float) -> None:
         """Start the end of a receive: tell every sender to stop; fence what knows its pages.
 

@@ -9,6 +9,7 @@ from pdxfer.layout import KVLayout, Pages, Plan
 from pdxfer.protocol.ranges import Ranges
 from pdxfer.protocol.state import State
 from pdxfer.protocol.tables import SendingEvent, advance_sending
+from pdxfer.wire.messages import Chunk as ChunkMessage
 from pdxfer.wire.messages import Place, Receive
 
 
@@ -33,6 +34,8 @@ class Leg:
     place: Place | None = None
     pages: dict[str, Pages] = field(default_factory=dict)
     chunks_posted: int = 0
+    announcements: list[ChunkMessage] = field(default_factory=list)
+    """Of chunks posted, not told yet."""
     bytes_planned: int = 0
     bytes_placed: int = 0
     runs: int = 0

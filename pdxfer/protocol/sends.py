@@ -58,9 +58,8 @@ class Sends:
         self.settle(sending)
 
     def _pump_leg(self, sending: Sending, leg: Leg) -> None:
-        """Writes first, then the commit, then what is only told: the announcements, the state."""
+        """Writes first, then the commit, then the state; announcements wait for `announce`."""
         check_tokens(sending, leg)
-        told: list[Effect] = []
         began = sending.state is State.READY and bool(sending.chunks)
         if began:
             sending.advance(SendingEvent.POSTED)
@@ -68,15 +67,23 @@ class Sends:
             peer = self.peers.get(leg.peer)
             if leg.plan is not None and (peer is None or peer.path is not PathState.OPEN):
                 raise PeerError("the path to decode is not open", retryable=True)
-            posts, announcement = post_chunk(sending, leg, sending.chunks[leg.chunks_posted])
-            self.effects += posts
-            told += announcement
+            self.effects += post_chunk(sending, leg, sending.chunks[leg.chunks_posted])
         if sending.complete and not leg.commit_asked:
             index = self.workers[sending.worker].rank.index
             self.effects += ask_commit(sending, leg, index)
-        self.effects += told
         if began:
             self.show(sending)
+
+    def announce(self, sending: Sending) -> None:
+        """Tell decode of chunks that are still on their way.
+
+        Not at once: what is moved in less than a tick is told by its commit alone, and nothing
+        competes with the bytes.
+        """
+        for leg in sending.legs.values():
+            if not leg.sent:
+                self.effects += [Tell(leg.peer, message) for message in leg.announcements]
+            leg.announcements.clear()
 
     def settle(self, sending: Sending) -> None:
         """Take every step that the flags of the legs allow."""

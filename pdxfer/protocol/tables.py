@@ -30,7 +30,7 @@ class ReceivingEvent(Enum):
     """What can happen to the receive of one room at one decode worker."""
 
     BOUND = "every source worker has matched, and pages are placed"
-    MOVING = "a source worker announced a chunk"
+    MOVING = "a source worker announced a chunk, or is the first of several to commit"
     COMMITTED = "every source worker that owes bytes has committed"
     FAILED_UNTOLD = "failed before any source worker knew a page"
     FAILED_TOLD = "failed while source workers know pages"

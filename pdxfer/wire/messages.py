@@ -291,7 +291,7 @@ class Matched(Message, frozen=True, kw_only=True, tag="matched"):
 
 
 class Chunk(Message, frozen=True, kw_only=True, tag="chunk"):
-    """Prefill announces a chunk before its first byte."""
+    """Prefill announces a chunk; before its first byte where the receiver places the bytes."""
 
     generation: Positive
     """Of the `Receive`."""

@@ -48,8 +48,9 @@ def open_room(cluster, node, worker=0, room=7, slot=0, wait_s=60.0):
     node.pump()
 
 
-def send(node, worker=0, ids=(2, 3), slot=0, last=True):
-    tokens = PAGE * len(ids) if last else None
+def send(node, worker=0, ids=(2, 3), slot=0, last=True, tokens=None):
+    if tokens is None and last:
+        tokens = PAGE * len(ids)
     node.machine.send(worker, slot, full(ids), tokens=tokens, layers=None, last=last, aux=b"")
     node.pump()
 
@@ -307,3 +308,26 @@ def test_a_closed_receive_side_proves_what_had_failed_and_leaves_the_rest():
     assert decode.shown[0, 0].state is State.FAILED
     assert decode.shown[0, 0].last.fence == "revoked"
     assert decode.shown[0, 1].state is State.WAITING
+
+
+def test_a_chunk_is_announced_while_it_moves_and_not_behind_its_commit():
+    cluster = Cluster(0)
+    prefill, decode = cluster.prefill(), cluster.decode()
+    prefill.attach(0, layout())
+    decode.attach(0, layout())
+    cluster.join(decode, prefill)
+    cluster.run()
+    receive(cluster, decode)
+    open_room(cluster, prefill)
+    cluster.run()
+    send(prefill, ids=(2,), last=False)
+    assert not any(cluster.network.values()), "nothing competes with the bytes"
+    cluster.pass_time(0.5)
+    assert decode.shown[0, 0].state is State.MOVING
+    send(prefill, ids=(3,), tokens=2 * PAGE)
+    cluster.run()
+    assert decode.shown[0, 0].state is State.COMMITTED
+    assert prefill.shown[0, 0].state is State.COMMITTED
+    told = len(prefill.shown), cluster.control_bytes
+    cluster.pass_time(0.5, heartbeats=False)
+    assert told == (len(prefill.shown), cluster.control_bytes)
