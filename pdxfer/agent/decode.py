@@ -246,7 +246,7 @@ class DecodeAgent(Agent):
             heartbeat=self._heartbeat,
         )
         self._links[control] = link
-        self.machine.link(control)
+        self.machine.sources.link(control)
         self._spawn(self._start_and_watch(control, link))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
@@ -269,7 +269,7 @@ class DecodeAgent(Agent):
                 await link.ready(limits.CONNECT_TIMEOUT_S / 2)
             except PdxferError as error:
                 if error.retryable:
-                    self.machine.link(control).problem = str(error)
+                    self.machine.sources.link(control).problem = str(error)
                 else:
                     self._on_refused(control, error)
                     await asyncio.sleep(limits.LINK_RETRY_S)
@@ -431,7 +431,7 @@ class DecodeAgent(Agent):
         """Source workers of its instances at other prefill agents, without regions."""
         return [
             msgspec.structs.replace(worker.info(), regions=[])
-            for worker in self.machine.siblings(peer_id)
+            for worker in self.machine.sources.siblings(peer_id)
         ]
 
     def _close_receiver(self, peer: bytes, choice: _Lane) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pdxfer.errors import (
     ConfigError,
-    LayoutMismatchError,
     LocalProtocolError,
     PdxferError,
     PeerError,
@@ -18,15 +17,16 @@ from pdxfer.errors import (
     from_wire,
 )
 from pdxfer.layout import Pages, PlanSummary
+from pdxfer.protocol.binding import Binding
 from pdxfer.protocol.effects import Announce, Effect, Tell, WatchSender
 from pdxfer.protocol.held import HeldPages
-from pdxfer.protocol.placing import check_places, commit_fault, place_message
+from pdxfer.protocol.placing import check_places, commit_fault
 from pdxfer.protocol.receives import Receives
-from pdxfer.protocol.receiving import Debt, Receiving, SourceKey
-from pdxfer.protocol.sources import Link, PrefillPeer, gather, split_address, verdicts
+from pdxfer.protocol.receiving import Receiving
+from pdxfer.protocol.sources import PrefillPeer, Sources, split_address
 from pdxfer.protocol.state import State
 from pdxfer.protocol.tables import ReceivingEvent
-from pdxfer.protocol.workers import Pair, Worker
+from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import (
     Abort,
     Accept,
@@ -38,7 +38,6 @@ from pdxfer.wire.messages import (
     LaneFailed,
     Matched,
     Message,
-    Receive,
 )
 
 ENDING = frozenset({State.FENCING, State.QUARANTINED})
@@ -50,19 +49,14 @@ class DecodeMachine:
     def __init__(self, incarnation: bytes) -> None:
         self.incarnation = incarnation
         self.workers: dict[int, Worker] = {}
-        self.links: dict[str, Link] = {}
-        self.peers: dict[bytes, PrefillPeer] = {}
+        self.sources = Sources()
+        self.peers = self.sources.peers
         self._receives = Receives(self.peers)
+        self._binding = Binding(self.workers, self.sources, self._receives)
         self.live = self._receives.live
         """Generation to receive, from `receive` until it is final."""
         self.revision = 0
         self._next_generation = 1
-        self._spread: set[tuple[str, ...]] = set()
-        """Address lists of instances with ranks at more than one prefill agent."""
-        self._let_go: dict[int, Receiving] = {}
-        """Aborted before any prefill worker knew of them; told so once there is one to tell."""
-        self._agreed: dict[tuple[tuple[str, ...], int], dict[SourceKey, Pair]] = {}
-        """(addresses, worker) to the pairs agreed on; emptied when either side changes."""
 
     def take_effects(self) -> list[Effect]:
         """What is to be done since the last call, in order."""
@@ -80,7 +74,7 @@ class DecodeMachine:
             for receiving in self.live.values()
             if receiving.error is None and (peer_id in receiving.bound or not receiving.bound)
         )
-        return min([*live, *self._let_go], default=self._next_generation)
+        return min([*live, *self._binding.let_go], default=self._next_generation)
 
     # -- what a worker says ------------------------------------------------------------------
     def attach(self, worker: Worker) -> None:
@@ -107,7 +101,7 @@ class DecodeMachine:
             PdxferError: the refusal of the pair or of the link.
         """
         self._note_instance(addresses)
-        found = self._verdicts(addresses, self.workers[worker_id])
+        found = self.sources.agree(addresses, self.workers[worker_id])
         if isinstance(found, str):
             return found
         parts = [pair.plan.summary() for pair in found.values() if pair.plan is not None]
@@ -144,7 +138,7 @@ class DecodeMachine:
         self.live[generation] = receiving
         self._receives.by_slot[worker_id, slot] = receiving
         self._receives.show(receiving)
-        self._bind(receiving, now)
+        self._binding.bind(receiving, now)
         return receiving
 
     def place(
@@ -172,10 +166,10 @@ class DecodeMachine:
         receiving.pages = placed
         receiving.tokens, receiving.prefix_tokens = tokens, prefix_tokens
         if receiving.debts:
-            self._tell_places(receiving)
+            self._binding.tell_places(receiving)
             self._receives.settle(receiving)
         else:
-            self._bind(receiving, now)
+            self._binding.bind(receiving, now)
 
     def abort(self, worker_id: int, slot: int, reason: str, now: float) -> None:
         """The worker gives its receive up; its pages come back after the proof."""
@@ -183,42 +177,14 @@ class DecodeMachine:
         if receiving is not None:
             text = f"aborted by the decode worker: {reason or 'no reason given'}"
             if not receiving.bound:
-                self._let_go[receiving.generation] = receiving
+                self._binding.let_go[receiving.generation] = receiving
             self._receives.fail(receiving, TransferError(f"room {receiving.room} was {text}"), now)
 
-    def siblings(self, peer_id: bytes) -> list[Worker]:
-        """Source workers that other prefill lives hold of the instances this life has a part of."""
-        address = self.peers[peer_id].address
-        found: dict[SourceKey, Worker] = {}
-        for addresses in self._spread:
-            if all(split_address(each)[0] != address for each in addresses):
-                continue
-            for each in addresses:
-                control, instance = split_address(each)
-                other = self.peers.get(self.links[control].peer_id)
-                if other is None or other.peer_id == peer_id:
-                    continue
-                for worker in other.workers.values():
-                    if worker.instance == instance:
-                        found[other.peer_id, worker.worker_id] = worker
-        return list(found.values())
-
-    def _note_instance(self, addresses: tuple[str, ...]) -> None:
-        """An instance spread over several prefill agents: each has to know the ranks of all."""
-        if len(addresses) > 1 and addresses not in self._spread:
-            self._spread.add(addresses)
-            self._announce()
-
     # -- what a link and a peer say ----------------------------------------------------------
-    def link(self, address: str) -> Link:
-        """The link of a control address, made when first named."""
-        control, _ = split_address(address)
-        return self.links.setdefault(control, Link(control))
-
     def link_up(self, address: str, peer_id: bytes, now: float) -> None:
         """A prefill life answers behind an address; it is told our workers."""
-        self._agreed.clear()
-        link = self.link(address)
+        self.sources.changed()
+        link = self.sources.link(address)
         link.peer_id, link.error, link.problem = peer_id, None, ""
         self.peers[peer_id] = PrefillPeer(peer_id, link.address, last_heard=now)
         for receiving in self.live.values():
@@ -229,8 +195,8 @@ class DecodeMachine:
 
     def link_refused(self, address: str, error: PdxferError, now: float) -> None:
         """The link cannot come up, or its life refuses the session; rooms named on it fail."""
-        self._agreed.clear()
-        link = self.link(address)
+        self.sources.changed()
+        link = self.sources.link(address)
         link.error = error
         for receiving in self._on_link(link.address):
             self._receives.fail(receiving, error, now)
@@ -241,8 +207,8 @@ class DecodeMachine:
         if peer is None:
             return
         peer.gone = True
-        self._agreed.clear()
-        link = self.links.get(peer.address)
+        self.sources.changed()
+        link = self.sources.links.get(peer.address)
         if link is not None and link.peer_id == peer_id:
             link.peer_id = b""
         text = f"the prefill agent at {peer.address} is away: {reason}"
@@ -280,8 +246,10 @@ class DecodeMachine:
     def _on_accept(self, peer: PrefillPeer, message: Accept, now: float) -> None:
         before = [worker.layout.fingerprint for worker in peer.workers.values()]
         peer.take_accept(message)
-        self._agreed.clear()
-        if self._spread and before != [w.layout.fingerprint for w in peer.workers.values()]:
+        self.sources.changed()
+        if self.sources.any_spread and before != [
+            w.layout.fingerprint for w in peer.workers.values()
+        ]:
             self._announce()
         if not peer.watched:
             peer.watched = True
@@ -298,8 +266,8 @@ class DecodeMachine:
                 text = f"prefill worker {lost[0][1]} at {peer.address} went away"
                 self._receives.fail(receiving, PeerError(text, retryable=True), now)
             elif not receiving.debts:
-                self._bind(receiving, now)
-        self._tell_let_go()
+                self._binding.bind(receiving, now)
+        self._binding.tell_let_go()
 
     def _on_matched(self, peer: PrefillPeer, message: Matched) -> None:
         receiving = self.live.get(message.generation)
@@ -415,111 +383,23 @@ class DecodeMachine:
             )
             if unmatched and now >= receiving.deadline:
                 self._receives.fail(
-                    receiving, PeerError(self._why_waiting(receiving), retryable=True), now
+                    receiving, PeerError(self._binding.why_waiting(receiving), retryable=True), now
                 )
             elif receiving.state is State.FENCING and now >= receiving.drain_deadline:
                 receiving.advance(ReceivingEvent.UNPROVEN)
                 self._receives.show(receiving)
 
-        for generation, receiving in list(self._let_go.items()):
+        for generation, receiving in list(self._binding.let_go.items()):
             if now >= receiving.deadline:
-                del self._let_go[generation]
-
-    def _why_waiting(self, receiving: Receiving) -> str:
-        room = f"room {receiving.room}"
-        if receiving.debts:
-            matched = sum(debt.matched for debt in receiving.debts.values())
-            if receiving.pages is None:
-                return f"{room}: no pages were placed before its deadline"
-            sent = f"{matched} of {len(receiving.debts)} prefill workers sent it"
-            return f"{room}: {sent} before its deadline"
-        try:
-            found = self._verdicts(receiving.prefill, self.workers[receiving.worker])
-        except PdxferError as error:
-            return f"{room}: {error}"
-        return f"{room}: {found if isinstance(found, str) else 'not bound'} before its deadline"
+                del self._binding.let_go[generation]
 
     # -- inside ------------------------------------------------------------------------------
-    def _verdicts(self, addresses: tuple[str, ...], worker: Worker) -> dict[SourceKey, Pair] | str:
-        key = (addresses, worker.worker_id)
-        known = self._agreed.get(key)
-        if known is not None:
-            return known
-        instance = gather(addresses, self.links, self.peers)
-        if instance.pending:
-            return instance.pending
-        found = verdicts(instance, self.peers, worker)
-        if not isinstance(found, str):
-            self._agreed[key] = found
-        return found
-
-    def _bind(self, receiving: Receiving, now: float) -> None:
-        """Tell every source worker of the room, once the instance is complete and agreed on."""
-        worker = self.workers[receiving.worker]
-        try:
-            found = self._verdicts(receiving.prefill, worker)
-        except PdxferError as error:
-            if isinstance(error, LayoutMismatchError):
-                self._tell_refused(receiving, worker)
-            self._receives.fail(receiving, error, now)
-            return
-        if isinstance(found, str):
-            return
-        instance = gather(receiving.prefill, self.links, self.peers)
-        for key, pair in found.items():
-            index = instance.workers[key].rank.index
-            receiving.debts[key] = Debt(sender_index=index, plan=pair.plan)
-            receiving.bound.add(key[0])
-            receiving.lanes.add(self.peers[key[0]].lane)
-        self._tell_receives(receiving, worker, list(found))
-
-    def _tell_receives(self, receiving: Receiving, worker: Worker, keys: list[SourceKey]) -> None:
-        for key in keys:
-            place = None
-            if receiving.pages is not None and key in receiving.debts:
-                place = place_message(receiving, key)
-            message = Receive(
-                room=receiving.room,
-                generation=receiving.generation,
-                source_worker=key[1],
-                destination_worker=receiving.worker,
-                receiver_index=worker.rank.index,
-                receiver_count=worker.rank.instance_size,
-                place=place,
-            )
-            self._receives.effects.append(Tell(key[0], message))
-
-    def _tell_let_go(self) -> None:
-        """Bind and abort what the worker gave up early, so that the room's send ends."""
-        for generation, receiving in list(self._let_go.items()):
-            worker = self.workers.get(receiving.worker)
-            if worker is None:
-                del self._let_go[generation]
-                continue
-            try:
-                instance = gather(receiving.prefill, self.links, self.peers)
-            except PdxferError:
-                del self._let_go[generation]
-                continue
-            if instance.pending:
-                continue
-            del self._let_go[generation]
-            self._tell_receives(receiving, worker, list(instance.workers))
-            for peer_id in sorted({key[0] for key in instance.workers}):
-                message = Abort(generation=generation, reason=str(receiving.error))
-                self._receives.effects.append(Tell(peer_id, message))
-
-    def _tell_refused(self, receiving: Receiving, worker: Worker) -> None:
-        """Name the room to a refusing pair, so that its send fails with the same error."""
-        instance = gather(receiving.prefill, self.links, self.peers)
-        self._tell_receives(receiving, worker, list(instance.workers))
-
-    def _tell_places(self, receiving: Receiving) -> None:
-        for key in receiving.debts:
-            self._receives.effects.append(Tell(key[0], place_message(receiving, key)))
+    def _note_instance(self, addresses: tuple[str, ...]) -> None:
+        if self.sources.note_instance(addresses):
+            self._announce()
 
     def _announce(self) -> None:
-        self._agreed.clear()
+        self.sources.changed()
         self.revision += 1
         for peer in self.peers.values():
             if not peer.gone:

@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from pdxfer import limits
-from pdxfer.errors import RemoteProtocolError
+from pdxfer.errors import LayoutMismatchError, PdxferError, RemoteProtocolError
 from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
 from pdxfer.wire.messages import Accept, Attach, PairPlan, PairReject, Place, Receive
 
@@ -45,8 +45,8 @@ class DecodePeer:
     """Prefill workers as last judged."""
     waiting: dict[tuple[int, int], list[Receive]] = field(default_factory=dict)
     """(source worker, room) to receives whose send has not come."""
-    aborted: dict[tuple[int, int], tuple[str, float]] = field(default_factory=dict)
-    """(source worker, room) to the reason of a receive aborted before its send came, and when it
+    ended: dict[tuple[int, int], tuple[PdxferError, float]] = field(default_factory=dict)
+    """(source worker, room) to the error of a receive that ended before its send came, and when it
     is forgotten. The send, when it comes, ends with it."""
     committed: dict[int, float] = field(default_factory=dict)
     """Committed generation with receives still waiting for a send that owes nothing, and when they
@@ -78,8 +78,8 @@ class DecodePeer:
         workers = {info.worker_id: from_info(info) for info in message.workers}
         siblings = [from_info(info) for info in message.siblings]
         self.workers, self.siblings = workers, siblings
-        for generation in self.tombstones - self.committed.keys():
-            self.drop_waiting(generation)
+        for key in [k for k, e in self.ended.items() if isinstance(e[0], LayoutMismatchError)]:
+            del self.ended[key]  # a verdict lasts until one side attaches anew
         self.revision, self.lane = message.revision, message.lane
         self.lane_address = message.lane_address
 
@@ -88,7 +88,7 @@ class DecodePeer:
         self.gone = False
         self.revision, self.lane_address = 0, b""
         self.workers, self.siblings, self.verdicts = {}, [], {}
-        self.waiting, self.aborted, self.committed = {}, {}, {}
+        self.waiting, self.ended, self.committed = {}, {}, {}
 
     def judge(self, own: Iterable[Worker]) -> None:
         """Give a verdict on every pair whose source instance is complete."""
@@ -151,7 +151,7 @@ class DecodePeer:
             if other.receiver_index != receive.receiver_index
         ]
         self.waiting[receive.source_worker, receive.room] = [*kept, receive]
-        self.aborted.pop((receive.source_worker, receive.room), None)
+        self.ended.pop((receive.source_worker, receive.room), None)
 
     def take_waiting(self, worker: int, room: int) -> list[Receive]:
         """The receives that waited for this send."""
@@ -168,11 +168,16 @@ class DecodePeer:
                     receives[index] = msgspec.structs.replace(receive, place=place)
                     return
 
-    def abort_waiting(self, generation: int, reason: str, forget_at: float) -> None:
-        """End the unmatched receives of a generation; their sends hear of it when they come."""
-        for key, receives in self.waiting.items():
+    def keep_error(self, worker: int, room: int, error: PdxferError, now: float) -> None:
+        """A receive ended whose send has not come: that send, when it comes, ends with it."""
+        if len(self.ended) < limits.UNMATCHED_PER_SESSION_MAX:
+            self.ended[worker, room] = (error, now + limits.UNMATCHED_DEADLINE_S)
+
+    def abort_waiting(self, generation: int, error: PdxferError, now: float) -> None:
+        """End the unmatched receives of a generation."""
+        for (worker, room), receives in self.waiting.items():
             if any(receive.generation == generation for receive in receives):
-                self.aborted[key] = (reason, forget_at)
+                self.keep_error(worker, room, error, now)
         self.drop_waiting(generation)
 
     def commit_waiting(self, generation: int, forget_at: float) -> None:
@@ -183,7 +188,7 @@ class DecodePeer:
 
     def forget_unclaimed(self, now: float) -> None:
         """Drop what no send has come for in time."""
-        self.aborted = {key: kept for key, kept in self.aborted.items() if kept[1] > now}
+        self.ended = {key: kept for key, kept in self.ended.items() if kept[1] > now}
         for generation in [g for g, forget_at in self.committed.items() if forget_at <= now]:
             del self.committed[generation]
             self.drop_waiting(generation)

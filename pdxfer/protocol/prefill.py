@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pdxfer import limits
 from pdxfer.errors import (
-    LayoutMismatchError,
     LocalProtocolError,
     PdxferError,
     PeerError,
@@ -25,11 +24,12 @@ from pdxfer.protocol.effects import (
     OpenPath,
     Tell,
 )
+from pdxfer.protocol.matching import Matching
 from pdxfer.protocol.peers import DecodePeer, PathState
-from pdxfer.protocol.sending import Leg, Sending
+from pdxfer.protocol.sending import Sending
 from pdxfer.protocol.sends import Sends
 from pdxfer.protocol.state import State
-from pdxfer.protocol.workers import Pair, Worker
+from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import (
     Abort,
     Attach,
@@ -38,12 +38,10 @@ from pdxfer.wire.messages import (
     Failed,
     Heartbeat,
     LaneFailed,
-    Matched,
     Message,
     Place,
     Receive,
 )
-from pdxfer.wire.pages import unpack_ids
 
 
 class PrefillMachine:
@@ -56,6 +54,7 @@ class PrefillMachine:
         self._unproven: dict[bytes, set[int]] = {}
         """Decode life without a record to its generations that `Drained` is never said of."""
         self._sends = Sends(self.workers, self.peers)
+        self._matching = Matching(self._sends)
         self.sendings = self._sends.live
         """(worker, room) to send, until it is final."""
 
@@ -103,10 +102,10 @@ class PrefillMachine:
         self._sends.show(sending)
         for peer in self.peers.values():
             for receive in peer.take_waiting(worker_id, room):
-                self._bind(peer, receive, sending)
-            aborted = peer.aborted.pop((worker_id, room), None)
-            if aborted is not None:
-                self._sends.fail(sending, TransferError(aborted[0]))
+                self._matching.bind(peer, receive, sending)
+            ended = peer.ended.pop((worker_id, room), None)
+            if ended is not None:
+                self._sends.fail(sending, ended[0])
         self._sends.pump(sending)
         return sending
 
@@ -162,9 +161,9 @@ class PrefillMachine:
             case Attach():
                 self._on_attach(peer, message)
             case Receive():
-                self._on_receive(peer, message)
+                self._matching.on_receive(peer, message, now)
             case Place():
-                self._on_place(peer, message)
+                self._matching.on_place(peer, message)
             case Abort():
                 self._on_abort(peer, message, now)
             case Committed():
@@ -225,122 +224,15 @@ class PrefillMachine:
         elif peer.path is not PathState.CLOSING:
             self._open_path(peer)
 
-    def _on_receive(self, peer: DecodePeer, message: Receive) -> None:
-        if message.generation <= peer.mark or message.generation in peer.tombstones:
-            # Another source worker of this agent may still write for it: said only once none does.
-            peer.asked.add(message.generation)
-            self._sends.answer_drained(peer, message.generation)
-            return
-        verdict = peer.verdicts.get((message.source_worker, message.destination_worker))
-        error: PdxferError | None = None
-        if verdict is None:
-            error = PeerError(
-                f"room {message.room}: no plan between prefill worker {message.source_worker} and "
-                f"decode worker {message.destination_worker}; one of them is not attached any more",
-                retryable=True,
-            )
-        elif verdict.error is not None:
-            error = verdict.error
-        elif sum(map(len, peer.waiting.values())) >= limits.UNMATCHED_PER_SESSION_MAX:
-            error = ResourceError(
-                f"room {message.room}: {limits.UNMATCHED_PER_SESSION_MAX} receives of this decode "
-                "agent wait for their sends already",
-                retryable=True,
-            )
-        sending = self.sendings.get((message.source_worker, message.room))
-        if error is not None:
-            peer.bury(message.generation)
-            self._sends.tell_failed(peer.peer_id, message.generation, message.source_worker, error)
-            if sending is not None and sending.state is State.WAITING:
-                self._sends.fail(sending, error)
-            elif verdict is not None and verdict.error is not None:
-                peer.wait(message)  # the room's send, when it comes, fails with the same error
-            return
-        if sending is None:
-            peer.wait(message)
-            return
-        self._bind(peer, message, sending)
-        self._sends.pump(sending)
-
-    def _bind(self, peer: DecodePeer, receive: Receive, sending: Sending) -> None:
-        verdict: Pair | None = peer.verdicts.get(
-            (receive.source_worker, receive.destination_worker)
-        )
-        taken = {leg.receive.receiver_index for leg in sending.legs.values()}
-        error: PdxferError | None = sending.error
-        if verdict is None or verdict.error is not None:
-            error = (verdict.error if verdict else None) or PeerError(
-                f"room {sending.room}: its pair of workers is not joined", retryable=True
-            )
-        elif sending.receiver_count not in (0, receive.receiver_count):
-            error = RemoteProtocolError(
-                f"room {sending.room}: receiver_count is {receive.receiver_count}, an earlier "
-                f"receiver said {sending.receiver_count}"
-            )
-        elif receive.receiver_index in taken:
-            error = LocalProtocolError(
-                f"duplicate room {sending.room}: receiver {receive.receiver_index} of "
-                f"{receive.receiver_count} is bound already"
-            )
-        if error is not None or verdict is None:
-            peer.bury(receive.generation)
-            self._sends.tell_failed(
-                peer.peer_id,
-                receive.generation,
-                receive.source_worker,
-                error or PeerError("no plan"),
-            )
-            if isinstance(error, LayoutMismatchError):
-                self._sends.fail(sending, error)
-            return
-        leg = Leg(peer=peer.peer_id, receive=receive, plan=verdict.plan)
-        leg.committed = receive.generation in peer.committed
-        sending.receiver_count = receive.receiver_count
-        sending.legs[leg.key] = leg
-        peer.legs.setdefault(leg.generation, []).append((sending.worker, sending.room))
-        self._sends.effects.append(
-            Tell(
-                peer.peer_id,
-                Matched(generation=leg.generation, source_worker=receive.source_worker),
-            )
-        )
-        if receive.place is not None:
-            self._place(sending, leg, receive.place)
-
-    def _on_place(self, peer: DecodePeer, message: Place) -> None:
-        for sending, leg in self._sends.legs(peer, message.generation):
-            if leg.receive.source_worker == message.source_worker:
-                self._place(sending, leg, message)
-                self._sends.pump(sending)
-                return
-        peer.place_waiting(message)
-
-    def _place(self, sending: Sending, leg: Leg, place: Place) -> None:
-        if leg.place is not None:
-            self._sends.fail(
-                sending,
-                RemoteProtocolError(f"room {sending.room}: its pages were placed twice"),
-            )
-            return
-        try:
-            pages = {
-                name: Pages(unpack_ids(group.encoding, group.ids), group.first_token)
-                for name, group in place.groups.items()
-            }
-        except PdxferError as error:
-            self._sends.fail(sending, error)
-            return
-        leg.place, leg.pages = place, pages
-
     def _on_abort(self, peer: DecodePeer, message: Abort, now: float) -> None:
         if message.decode_incarnation:
             self._abort_life(peer, message)
             return
         generation = message.generation
         text = f"aborted by decode: {message.reason or 'no reason given'}"
-        peer.abort_waiting(generation, text, now + limits.UNMATCHED_DEADLINE_S)
-        peer.bury(generation)
         error = TransferError(text)
+        peer.abort_waiting(generation, error, now)
+        peer.bury(generation)
         legs = list(self._sends.legs(peer, generation))
         peer.asked.add(generation)
         for sending, _ in legs:

@@ -10,6 +10,9 @@ from pdxfer.protocol.receiving import SourceKey
 from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
 from pdxfer.wire.messages import Accept
 
+Pairs = dict[SourceKey, Pair]
+"""Each source worker of an instance with what it owes one destination worker."""
+
 
 @dataclass(slots=True)
 class PrefillPeer:
@@ -107,7 +110,7 @@ def gather(
 
 def verdicts(
     instance: Instance, peers: dict[bytes, PrefillPeer], destination: Worker
-) -> dict[SourceKey, Pair] | str:
+) -> Pairs | str:
     """The verdict of both sides on a complete instance, or what is still awaited, in words.
 
     Raises:
@@ -118,7 +121,7 @@ def verdicts(
         if refusal is not None:
             raise refusal
     judged = judge(instance.workers, destination)
-    pairs: dict[SourceKey, Pair] = {}
+    pairs: Pairs = {}
     for key in instance.workers:
         pair = judged[key]
         if pair.error is not None:
@@ -135,3 +138,79 @@ def verdicts(
                 fields={"digest": f"prefill={theirs.hex()}, decode={pair.digest.hex()}"},
             )
     return pairs
+
+
+class Sources:
+    """All that a decode agent knows of prefill: links, lives, and what was agreed on with them."""
+
+    def __init__(self) -> None:
+        self.links: dict[str, Link] = {}
+        """By control address."""
+        self.peers: dict[bytes, PrefillPeer] = {}
+        self._spread: set[tuple[str, ...]] = set()
+        """Address lists of instances with ranks at more than one prefill agent."""
+        self._agreed: dict[tuple[tuple[str, ...], int], Pairs] = {}
+        """(addresses, worker) to the pairs agreed on; emptied when either side changes."""
+
+    def link(self, address: str) -> Link:
+        """The link of a control address, made when first named."""
+        control, _ = split_address(address)
+        return self.links.setdefault(control, Link(control))
+
+    def changed(self) -> None:
+        """One side has changed: what was agreed on is asked anew."""
+        self._agreed.clear()
+
+    def note_instance(self, addresses: tuple[str, ...]) -> bool:
+        """Whether this names, for the first time, an instance spread over several prefill agents.
+
+        Each of them has to be told the ranks of all.
+        """
+        new = len(addresses) > 1 and addresses not in self._spread
+        if new:
+            self._spread.add(addresses)
+        return new
+
+    @property
+    def any_spread(self) -> bool:
+        """Whether an instance has ranks at more than one prefill agent."""
+        return bool(self._spread)
+
+    def gather(self, addresses: tuple[str, ...]) -> Instance:
+        """As the function `gather`."""
+        return gather(addresses, self.links, self.peers)
+
+    def agree(self, addresses: tuple[str, ...], worker: Worker) -> Pairs | str:
+        """The pairs that both sides agree on, or what is still awaited, in words.
+
+        Raises:
+            PdxferError: the refusal of a pair or of a link.
+        """
+        key = (addresses, worker.worker_id)
+        known = self._agreed.get(key)
+        if known is not None:
+            return known
+        instance = self.gather(addresses)
+        if instance.pending:
+            return instance.pending
+        found = verdicts(instance, self.peers, worker)
+        if not isinstance(found, str):
+            self._agreed[key] = found
+        return found
+
+    def siblings(self, peer_id: bytes) -> list[Worker]:
+        """Source workers that other prefill lives hold of the instances this life has a part of."""
+        address = self.peers[peer_id].address
+        found: dict[SourceKey, Worker] = {}
+        for addresses in self._spread:
+            if all(split_address(each)[0] != address for each in addresses):
+                continue
+            for each in addresses:
+                control, instance = split_address(each)
+                other = self.peers.get(self.links[control].peer_id)
+                if other is None or other.peer_id == peer_id:
+                    continue
+                for worker in other.workers.values():
+                    if worker.instance == instance:
+                        found[other.peer_id, worker.worker_id] = worker
+        return list(found.values())

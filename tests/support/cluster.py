@@ -174,7 +174,7 @@ class Node:
             workers=[worker.info() for worker in self.machine.workers.values()],
             siblings=[
                 msgspec.structs.replace(worker.info(), regions=[])
-                for worker in self.machine.siblings(peer)
+                for worker in self.machine.sources.siblings(peer)
             ],
             lane="inproc",
             lane_address=self.fabric.open_receiver(peer),

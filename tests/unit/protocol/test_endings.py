@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pdxfer import limits
-from pdxfer.errors import PeerError, RemoteProtocolError
+from pdxfer.errors import LayoutMismatchError, PeerError, RemoteProtocolError
 from pdxfer.layout import Rank, token_major
 from pdxfer.protocol.effects import Tell
 from pdxfer.protocol.state import State
@@ -210,7 +210,7 @@ def test_a_send_that_owes_nothing_needs_no_path():
     addresses = ("tcp://first:1", "tcp://second:1")
     for tp, (prefill, address) in enumerate(zip(prefills, addresses, strict=True)):
         prefill.attach(tp, whole, Rank(tp=tp, tp_size=2))
-        decode.machine.link(address)
+        decode.machine.sources.link(address)
     decode.attach(0, whole)
     for prefill, address in zip(prefills, addresses, strict=True):
         cluster.join(decode, prefill, address)
@@ -331,3 +331,22 @@ def test_a_chunk_is_announced_while_it_moves_and_not_behind_its_commit():
     told = len(prefill.shown), cluster.control_bytes
     cluster.pass_time(0.5, heartbeats=False)
     assert told == (len(prefill.shown), cluster.control_bytes)
+
+
+def test_refused_rooms_are_remembered_for_their_sends_and_not_for_ever():
+    cluster = Cluster(0)
+    prefill, decode = cluster.prefill(), cluster.decode()
+    prefill.attach(0, layout())
+    decode.attach(0, layout(dtype="float16"))
+    cluster.join(decode, prefill)
+    cluster.run()
+    for slot in range(5):
+        receive(cluster, decode, room=slot + 1, slot=slot)
+        cluster.run()
+        assert isinstance(decode.shown[0, slot].last.error, LayoutMismatchError)
+    open_room(cluster, prefill, room=2)
+    assert isinstance(prefill.shown[0, 0].last.error, LayoutMismatchError)
+    peer = prefill.machine.peers[decode.machine.incarnation]
+    assert (len(peer.waiting), len(peer.ended)) == (0, 4)
+    cluster.pass_time(limits.UNMATCHED_DEADLINE_S + 1)
+    assert not peer.ended

@@ -1,0 +1,107 @@
+"""From a receive to the source workers that owe it: whom it is bound to, and what they are told.
+
+Pure. A receive is bound once every source worker of its instance is known and agreed on.
+"""
+
+from __future__ import annotations
+
+from pdxfer.errors import LayoutMismatchError, PdxferError
+from pdxfer.protocol.effects import Tell
+from pdxfer.protocol.placing import place_message
+from pdxfer.protocol.receives import Receives
+from pdxfer.protocol.receiving import Debt, Receiving, SourceKey
+from pdxfer.protocol.sources import Sources
+from pdxfer.protocol.workers import Worker
+from pdxfer.wire.messages import Abort, Receive
+
+
+class Binding:
+    """Binds the receives of one agent. Changes no state: `Receives` does."""
+
+    def __init__(self, workers: dict[int, Worker], sources: Sources, receives: Receives) -> None:
+        self.workers = workers
+        self.sources = sources
+        self.receives = receives
+        self.let_go: dict[int, Receiving] = {}
+        """Aborted before any prefill worker knew of them; told so once there is one to tell."""
+
+    def bind(self, receiving: Receiving, now: float) -> None:
+        """Tell every source worker of the room, once the instance is complete and agreed on."""
+        worker = self.workers[receiving.worker]
+        try:
+            found = self.sources.agree(receiving.prefill, worker)
+        except PdxferError as error:
+            if isinstance(error, LayoutMismatchError):
+                self._tell_refused(receiving, worker)
+            self.receives.fail(receiving, error, now)
+            return
+        if isinstance(found, str):
+            return
+        instance = self.sources.gather(receiving.prefill)
+        for key, pair in found.items():
+            index = instance.workers[key].rank.index
+            receiving.debts[key] = Debt(sender_index=index, plan=pair.plan)
+            receiving.bound.add(key[0])
+            receiving.lanes.add(self.sources.peers[key[0]].lane)
+        self._tell_receives(receiving, worker, list(found))
+
+    def _tell_receives(self, receiving: Receiving, worker: Worker, keys: list[SourceKey]) -> None:
+        for key in keys:
+            place = None
+            if receiving.pages is not None and key in receiving.debts:
+                place = place_message(receiving, key)
+            message = Receive(
+                room=receiving.room,
+                generation=receiving.generation,
+                source_worker=key[1],
+                destination_worker=receiving.worker,
+                receiver_index=worker.rank.index,
+                receiver_count=worker.rank.instance_size,
+                place=place,
+            )
+            self.receives.effects.append(Tell(key[0], message))
+
+    def tell_let_go(self) -> None:
+        """Bind and abort what the worker gave up early, so that the room's send ends."""
+        for generation, receiving in list(self.let_go.items()):
+            worker = self.workers.get(receiving.worker)
+            if worker is None:
+                del self.let_go[generation]
+                continue
+            try:
+                instance = self.sources.gather(receiving.prefill)
+            except PdxferError:
+                del self.let_go[generation]
+                continue
+            if instance.pending:
+                continue
+            del self.let_go[generation]
+            self._tell_receives(receiving, worker, list(instance.workers))
+            for peer_id in sorted({key[0] for key in instance.workers}):
+                message = Abort(generation=generation, reason=str(receiving.error))
+                self.receives.effects.append(Tell(peer_id, message))
+
+    def _tell_refused(self, receiving: Receiving, worker: Worker) -> None:
+        """Name the room to a refusing pair, so that its send fails with the same error."""
+        instance = self.sources.gather(receiving.prefill)
+        self._tell_receives(receiving, worker, list(instance.workers))
+
+    def tell_places(self, receiving: Receiving) -> None:
+        """Every source worker of a bound receive hears where its pages are."""
+        for key in receiving.debts:
+            self.receives.effects.append(Tell(key[0], place_message(receiving, key)))
+
+    def why_waiting(self, receiving: Receiving) -> str:
+        """What an unmatched receive has waited for, in words."""
+        room = f"room {receiving.room}"
+        if receiving.debts:
+            matched = sum(debt.matched for debt in receiving.debts.values())
+            if receiving.pages is None:
+                return f"{room}: no pages were placed before its deadline"
+            sent = f"{matched} of {len(receiving.debts)} prefill workers sent it"
+            return f"{room}: {sent} before its deadline"
+        try:
+            found = self.sources.agree(receiving.prefill, self.workers[receiving.worker])
+        except PdxferError as error:
+            return f"{room}: {error}"
+        return f"{room}: {found if isinstance(found, str) else 'not bound'} before its deadline"

@@ -1,0 +1,140 @@
+"""Where a receive meets its send: each is kept until the other comes, or refused. Pure."""
+
+from __future__ import annotations
+
+from pdxfer import limits
+from pdxfer.errors import (
+    LayoutMismatchError,
+    LocalProtocolError,
+    PdxferError,
+    PeerError,
+    RemoteProtocolError,
+    ResourceError,
+)
+from pdxfer.layout import Pages
+from pdxfer.protocol.effects import Tell
+from pdxfer.protocol.peers import DecodePeer
+from pdxfer.protocol.sending import Leg, Sending
+from pdxfer.protocol.sends import Sends
+from pdxfer.protocol.state import State
+from pdxfer.protocol.workers import Pair
+from pdxfer.wire.messages import Matched, Place, Receive
+from pdxfer.wire.pages import unpack_ids
+
+
+class Matching:
+    """Matches the receives of decode lives with the sends of one agent."""
+
+    def __init__(self, sends: Sends) -> None:
+        self.sends = sends
+
+    def on_receive(self, peer: DecodePeer, message: Receive, now: float) -> None:
+        """Bind a receive to its send, keep it until that comes, or say why not."""
+        if message.generation <= peer.mark or message.generation in peer.tombstones:
+            # Another source worker of this agent may still write for it: said only once none does.
+            peer.asked.add(message.generation)
+            self.sends.answer_drained(peer, message.generation)
+            return
+        verdict = peer.verdicts.get((message.source_worker, message.destination_worker))
+        error: PdxferError | None = None
+        if verdict is None:
+            error = PeerError(
+                f"room {message.room}: no plan between prefill worker {message.source_worker} and "
+                f"decode worker {message.destination_worker}; one of them is not attached any more",
+                retryable=True,
+            )
+        elif verdict.error is not None:
+            error = verdict.error
+        elif sum(map(len, peer.waiting.values())) >= limits.UNMATCHED_PER_SESSION_MAX:
+            error = ResourceError(
+                f"room {message.room}: {limits.UNMATCHED_PER_SESSION_MAX} receives of this decode "
+                "agent wait for their sends already",
+                retryable=True,
+            )
+        sending = self.sends.live.get((message.source_worker, message.room))
+        if error is not None:
+            peer.bury(message.generation)
+            self.sends.tell_failed(peer.peer_id, message.generation, message.source_worker, error)
+            if sending is not None and sending.state is State.WAITING:
+                self.sends.fail(sending, error)
+            elif verdict is not None and verdict.error is not None:
+                # The room's send, when it comes, fails with the same error.
+                peer.keep_error(message.source_worker, message.room, error, now)
+            return
+        if sending is None:
+            peer.wait(message)
+            return
+        self.bind(peer, message, sending)
+        self.sends.pump(sending)
+
+    def bind(self, peer: DecodePeer, receive: Receive, sending: Sending) -> None:
+        """Make a receive a leg of its send, or tell decode why it cannot be."""
+        verdict: Pair | None = peer.verdicts.get(
+            (receive.source_worker, receive.destination_worker)
+        )
+        taken = {leg.receive.receiver_index for leg in sending.legs.values()}
+        error: PdxferError | None = sending.error
+        if verdict is None or verdict.error is not None:
+            error = (verdict.error if verdict else None) or PeerError(
+                f"room {sending.room}: its pair of workers is not joined", retryable=True
+            )
+        elif sending.receiver_count not in (0, receive.receiver_count):
+            error = RemoteProtocolError(
+                f"room {sending.room}: receiver_count is {receive.receiver_count}, an earlier "
+                f"receiver said {sending.receiver_count}"
+            )
+        elif receive.receiver_index in taken:
+            error = LocalProtocolError(
+                f"duplicate room {sending.room}: receiver {receive.receiver_index} of "
+                f"{receive.receiver_count} is bound already"
+            )
+        if error is not None or verdict is None:
+            peer.bury(receive.generation)
+            self.sends.tell_failed(
+                peer.peer_id,
+                receive.generation,
+                receive.source_worker,
+                error or PeerError("no plan"),
+            )
+            if isinstance(error, LayoutMismatchError):
+                self.sends.fail(sending, error)
+            return
+        leg = Leg(peer=peer.peer_id, receive=receive, plan=verdict.plan)
+        leg.committed = receive.generation in peer.committed
+        sending.receiver_count = receive.receiver_count
+        sending.legs[leg.key] = leg
+        peer.legs.setdefault(leg.generation, []).append((sending.worker, sending.room))
+        self.sends.effects.append(
+            Tell(
+                peer.peer_id,
+                Matched(generation=leg.generation, source_worker=receive.source_worker),
+            )
+        )
+        if receive.place is not None:
+            self._place(sending, leg, receive.place)
+
+    def on_place(self, peer: DecodePeer, message: Place) -> None:
+        """Note where the pages of a receive are, bound or not."""
+        for sending, leg in self.sends.legs(peer, message.generation):
+            if leg.receive.source_worker == message.source_worker:
+                self._place(sending, leg, message)
+                self.sends.pump(sending)
+                return
+        peer.place_waiting(message)
+
+    def _place(self, sending: Sending, leg: Leg, place: Place) -> None:
+        if leg.place is not None:
+            self.sends.fail(
+                sending,
+                RemoteProtocolError(f"room {sending.room}: its pages were placed twice"),
+            )
+            return
+        try:
+            pages = {
+                name: Pages(unpack_ids(group.encoding, group.ids), group.first_token)
+                for name, group in place.groups.items()
+            }
+        except PdxferError as error:
+            self.sends.fail(sending, error)
+            return
+        leg.place, leg.pages = place, pages
