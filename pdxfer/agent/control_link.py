@@ -137,6 +137,11 @@ class ControlLink:
         return self._peer.incarnation if self.remote is not None else b""
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the last session was refused, by either side, and no other one asked for yet."""
+        return self._refusal is not None
+
+    @property
     def unacked(self) -> int:
         """Messages that the peer has not acknowledged."""
         return self._peer.session.unacked if self.remote is not None else 0
@@ -154,6 +159,14 @@ class ControlLink:
                 retryable=True,
             )
         self._peer.send(message)
+
+    def refuse(self, error: PdxferError) -> None:
+        """End the session with an error that the peer is told; `on_lost` follows.
+
+        Another session is asked for after `CONTROL_REFUSED_RETRY_S`. Nothing without a session.
+        """
+        if self.remote is not None:
+            self._break(error)
 
     # -- sessions ----------------------------------------------------------------------------
     def _on_connected(self) -> None:

@@ -34,8 +34,8 @@ class Callbacks:
     """What the owner of a channel is told; all on the loop's thread, peers by incarnation."""
 
     on_message: Callable[[bytes, Message], None]
-    """Every message but `Hello`, `Bye` and `StaleSession`: once, in order. A `ProtocolError` that
-    it raises ends the session, and the peer is told its text."""
+    """Every message of a session but those that begin or end it: once, in order. A `ProtocolError`
+    that it raises ends the session, and the peer is told its text."""
     on_session: Callable[[bytes, Hello], None]
     """A peer's session begins. A `PdxferError` that it raises refuses it with that error."""
     on_lost: Callable[[bytes, str], None]
@@ -155,6 +155,10 @@ class Peer:
         if isinstance(message, Bye):
             self.end(f"the peer closed the session: {message.reason or 'no reason given'}")
             return
+        if isinstance(message, Reject):
+            self.rejection = message
+            self.end(f"the peer refused the session: {message.text}")
+            return
         try:
             self._callbacks.on_message(self.incarnation, message)
         except ProtocolError as error:
@@ -162,9 +166,6 @@ class Peer:
         except Exception:
             log.exception("control callback failed", extra={"peer": self.incarnation.hex()})
             self.refuse(INTERNAL_ERROR)
-        if isinstance(message, Reject):
-            self.rejection = message
-            self.end(f"the peer refused the session: {message.text}")
 
     # -- the end -----------------------------------------------------------------------------
     def refuse(self, error: WireError) -> None:

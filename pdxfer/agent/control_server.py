@@ -173,6 +173,12 @@ class ControlServer:
             found.answer = message
         found.send(message)
 
+    def refuse(self, peer: bytes, error: PdxferError) -> None:
+        """End a session with an error that the peer is told; `on_lost` follows. Idempotent."""
+        found = self._peers.get(peer)
+        if found is not None:
+            found.refuse(error.to_wire())
+
     def unacked(self, peer: bytes) -> int:
         """Messages that this peer has not acknowledged; 0 without a session."""
         found = self._peers.get(peer)

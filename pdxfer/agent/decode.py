@@ -82,6 +82,8 @@ class DecodeAgent(Agent):
             load_client_keys(config.key_file, config.server_key) if config.key_file else None
         )
         self._links: dict[str, ControlLink] = {}
+        self._needed_at: dict[str, float] = {}
+        """Control address to when its link last had a session or was named by a room."""
         self._starting: set[asyncio.Task[None]] = set()
         self._lanes_of: dict[bytes, _Lane] = {}
         self._connecting: list[_Connecting] = []
@@ -126,6 +128,7 @@ class DecodeAgent(Agent):
         """Deadlines of receives and of pending connects."""
         self.machine.tick(now)
         self._settle_connecting()
+        self._close_idle_links(now)
 
     # -- workers -----------------------------------------------------------------------------
     def attach_worker(self, worker: Worker) -> None:
@@ -232,7 +235,19 @@ class DecodeAgent(Agent):
             control, _ = split_address(address)
             if control not in self._links:
                 self._start_link(control)
+            self._needed_at[control] = self.now()
         return canonical
+
+    def _close_idle_links(self, now: float) -> None:
+        """Prefill agents come and go: what nobody answers and no room names is given up."""
+        named = self.machine.named_links
+        for control, link in list(self._links.items()):
+            if link.remote is not None or control in named:
+                self._needed_at[control] = now
+            elif now - self._needed_at[control] > limits.LINK_IDLE_S:
+                del self._links[control], self._needed_at[control]
+                self.machine.sources.forget_link(control)
+                self._spawn(link.close("no room needs it"))
 
     def _start_link(self, control: str) -> None:
         link = ControlLink(
@@ -264,10 +279,14 @@ class DecodeAgent(Agent):
 
     async def _watch_link(self, control: str, link: ControlLink) -> None:
         """Until the link has a session: bring what keeps it from one to whoever waits for it."""
+        if link.is_refused:  # the next session may well end the same way: not in a tight loop
+            await asyncio.sleep(limits.LINK_RETRY_S)
         while True:
             try:
                 await link.ready(limits.CONNECT_TIMEOUT_S / 2)
             except PdxferError as error:
+                if self._links.get(control) is not link:
+                    return  # closed meanwhile
                 if error.retryable:
                     self.machine.sources.link(control).problem = str(error)
                 else:
@@ -285,12 +304,7 @@ class DecodeAgent(Agent):
         candidates = [lane for lane in self.lanes.names if self._usable(lane, hello)]
         fields = {"peer": peer.hex()[:12], "address": control, "lanes": candidates}
         _LOG.info("session_opened", extra={"fields": fields})
-        known = self._lanes_of.get(peer)
-        if known is not None and known.made_for:
-            # A new session writes to a new receive side; the old one ends with its bytes.
-            proof = self._silence_of(self.lanes.fabric(known.made_for))
-            self._close_receiver(peer, known)
-            self.machine.sender_lost(peer, "a new session", proof, self.now())
+        self._leave(peer, "it has begun a new session")
         self._lanes_of[peer] = _Lane(candidates)
         if not candidates:
             self._on_refused(control, self._no_lane(hello))
@@ -317,12 +331,20 @@ class DecodeAgent(Agent):
 
     def _on_lost(self, control: str, peer: bytes, reason: str) -> None:
         _LOG.info("session_lost", extra={"fields": {"peer": peer.hex()[:12], "reason": reason}})
-        self.machine.peer_lost(peer, reason, self.now())
+        self._leave(peer, reason)
+        self.machine.sources.link(control).problem = reason
         self._settle_connecting()
         self.pump()
         link = self._links.get(control)
         if link is not None:
             self._spawn(self._watch_link(control, link))
+
+    def _leave(self, peer: bytes, reason: str) -> None:
+        """A session is over: another one writes to another receive side; this one ends."""
+        choice = self._lanes_of.pop(peer, None)
+        if choice is not None:
+            self._close_receiver(peer, choice)
+        self.machine.peer_lost(peer, reason, self.now())
 
     def _on_peer_message(self, control: str, peer: bytes, message: Message) -> None:
         try:
@@ -342,10 +364,7 @@ class DecodeAgent(Agent):
             return
         fields = {"peer": peer.hex()[:12], "lane": message.lane, "reason": message.text}
         _LOG.warning("lane_failed", extra={"fields": fields})
-        if choice.made_for:
-            proof = self._silence_of(self.lanes.fabric(choice.made_for))
-            self._close_receiver(peer, choice)
-            self.machine.receiver_closed(peer, proof)
+        self._close_receiver(peer, choice)
         if not choice.opened:
             choice.candidates.pop(0)
         choice.opened = False
@@ -367,7 +386,7 @@ class DecodeAgent(Agent):
         return Heartbeat(oldest_live_generation=self.machine.mark(peer), progress=progress)
 
     def tell(self, peer: bytes, message: Message) -> None:
-        """Send a control message; a peer that cannot be told is lost."""
+        """Send a control message; the session with a peer that cannot be told is ended."""
         known = self.machine.peers.get(peer)
         link = self._links.get(known.address) if known is not None else None
         if link is None:
@@ -375,7 +394,16 @@ class DecodeAgent(Agent):
         try:
             link.send(message)
         except PdxferError as error:
-            self.machine.peer_lost(peer, str(error), self.now())
+            self._end_session(peer, error)
+
+    def _end_session(self, peer: bytes, error: PdxferError) -> None:
+        fields = {"peer": peer.hex()[:12], "reason": str(error)}
+        _LOG.warning("session_ended", extra={"fields": fields})
+        known = self.machine.peers.get(peer)
+        link = self._links.get(known.address) if known is not None else None
+        if link is not None and link.peer == peer:
+            link.refuse(error)
+        self._leave(peer, str(error))  # also without a session any more
 
     # -- effects -----------------------------------------------------------------------------
     def do(self, effect: Effect) -> None:
@@ -436,8 +464,10 @@ class DecodeAgent(Agent):
 
     def _close_receiver(self, peer: bytes, choice: _Lane) -> None:
         if choice.made_for:
-            self.lanes.fabric(choice.made_for).close_receiver(peer)
+            fabric = self.lanes.fabric(choice.made_for)
+            fabric.close_receiver(peer)
             choice.made_for = ""
+            self.machine.receiver_closed(peer, self._silence_of(fabric))
 
     @staticmethod
     def _silence_of(fabric: Fabric) -> str:
@@ -451,7 +481,7 @@ class DecodeAgent(Agent):
                 try:
                     payload = decode_commit(event.payload)
                 except PdxferError as error:
-                    self.machine.peer_lost(event.peer, str(error), self.now())
+                    self._end_session(event.peer, error)
                     return
                 self.machine.on_commit(event.peer, payload, self.now())
             case SenderLost():

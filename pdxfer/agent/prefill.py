@@ -183,10 +183,11 @@ class PrefillAgent(Agent):
     def _end_session(self, peer: bytes, error: PdxferError) -> None:
         fields = {"peer": peer.hex()[:12], "reason": str(error)}
         _LOG.warning("session_ended", extra={"fields": fields})
-        self.machine.peer_lost(peer, str(error))
+        self._control.refuse(peer, error)
+        self.machine.peer_lost(peer, str(error))  # also where there was no session any more
 
     def tell(self, peer: bytes, message: Message) -> None:
-        """Send a control message; a peer that cannot be told is lost."""
+        """Send a control message; the session with a peer that cannot be told is ended."""
         try:
             self._control.send(peer, message)
         except PdxferError as error:

@@ -76,6 +76,12 @@ class DecodeMachine:
         )
         return min([*live, *self._binding.let_go], default=self._next_generation)
 
+    @property
+    def named_links(self) -> set[str]:
+        """Control addresses that live receives name."""
+        named = [*self.live.values(), *self._binding.let_go.values()]
+        return {split_address(address)[0] for each in named for address in each.prefill}
+
     # -- what a worker says ------------------------------------------------------------------
     def attach(self, worker: Worker) -> None:
         """A worker has handed over its memory; every peer is told."""

@@ -373,11 +373,8 @@ class PrefillMachine:
                 self._check_lease(sending, now)
             if sending.state is State.MOVING:
                 self._sends.announce(sending)
-        for peer_id, peer in list(self.peers.items()):
+        for peer in self.peers.values():
             peer.forget_unclaimed(now)
-            idle = not peer.legs and now - peer.last_heard > limits.LIVENESS_TIMEOUT_S
-            if idle and peer.last_heard and not peer.gone:
-                self.peer_lost(peer_id, f"silent for {limits.LIVENESS_TIMEOUT_S} s")
 
     def _check_lease(self, sending: Sending, now: float) -> None:
         for leg in sending.legs.values():

@@ -77,6 +77,10 @@ def split_address(address: str) -> tuple[str, str]:
     return link, instance
 
 
+def _names(addresses: tuple[str, ...], control: str) -> bool:
+    return any(split_address(address)[0] == control for address in addresses)
+
+
 def gather(
     addresses: Iterable[str], links: dict[str, Link], peers: dict[bytes, PrefillPeer]
 ) -> Instance:
@@ -157,6 +161,14 @@ class Sources:
         control, _ = split_address(address)
         return self.links.setdefault(control, Link(control))
 
+    def forget_link(self, control: str) -> None:
+        """Nobody answers there, and no room names it."""
+        self.links.pop(control, None)
+        named = {key for key in self._agreed if _names(key[0], control)}
+        for key in named:
+            del self._agreed[key]
+        self._spread = {each for each in self._spread if not _names(each, control)}
+
     def changed(self) -> None:
         """One side has changed: what was agreed on is asked anew."""
         self._agreed.clear()
@@ -207,7 +219,7 @@ class Sources:
                 continue
             for each in addresses:
                 control, instance = split_address(each)
-                other = self.peers.get(self.links[control].peer_id)
+                other = self.peers.get(self.link(control).peer_id)
                 if other is None or other.peer_id == peer_id:
                     continue
                 for worker in other.workers.values():

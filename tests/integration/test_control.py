@@ -401,9 +401,7 @@ def test_what_the_owner_raises_ends_that_session_only(run, failure, expected, ca
             link.control.send(matched(13))
             await until(lambda: "lost" in server.names and "lost" in link.names)
             assert expected in link.events[1][2]
-            ((_, told),) = link.messages
-            assert isinstance(told, Reject)
-            assert expected in told.text
+            assert link.messages == []
             other.control.send(matched(2))
             await until(lambda: server.numbers[-1] == 2)
             assert other.names == ["session"]

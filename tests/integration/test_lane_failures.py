@@ -216,3 +216,53 @@ async def test_an_effect_that_cannot_be_carried_out_does_not_take_others_along(t
         assert sum(record.message == "effect_failed" for record in caplog.records) == 2
         agent.do = do
         await cross(both, sender, reader, source, destination, 1)
+
+
+async def test_a_lost_session_closes_its_receive_side_and_the_next_one_serves(tmp_path):
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        sending, receiving = await begin(sender, reader, 2)
+        await until(both.hub.ready)
+        prefill, decode = both.agents["prefill"], both.agents["decode"]
+        decode._end_session(prefill.incarnation, ResourceError("it is too large to be told"))
+        with pytest.raises(PeerError, match="too large to be told"):
+            await receiving.wait(WAIT_S)
+        assert receiving.pages_returned, "on this lane the end of the receive side is a proof"
+        with pytest.raises(PdxferError):
+            await sending.wait(WAIT_S)
+        await until(lambda: decode.machine.peers)
+        await cross(both, sender, reader, source, destination, 3)
+
+
+async def test_a_message_that_cannot_be_told_ends_the_session_at_prefill_too(tmp_path):
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        prefill, decode = both.agents["prefill"], both.agents["decode"]
+        lost = []
+        leave = decode._leave
+        decode._leave = lambda peer, reason: (lost.append(reason), leave(peer, reason))
+        prefill._end_session(decode.incarnation, ResourceError("it is too large to be told"))
+        await until(lambda: lost)
+        assert lost == ["the peer refused the session: it is too large to be told"]
+        await until(lambda: decode.machine.peers)
+        await cross(both, sender, reader, source, destination, 2)
+
+
+async def test_an_address_that_nobody_answers_is_called_for_a_while_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("pdxfer.limits.LINK_IDLE_S", 0.3)
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        decode = both.agents["decode"]
+        nobody = "tcp://127.0.0.1:9"
+        waiting = await reader.receive(2, nobody, [5], tokens=16, deadline_s=0.8)
+        assert len(decode._links) == 2
+        await asyncio.sleep(0.5)
+        assert len(decode._links) == 2, "a room waits for it"
+        with pytest.raises(PeerError):
+            await waiting.wait(WAIT_S)
+        await until(lambda: len(decode._links) == 1)
+        assert nobody not in decode.machine.sources.links
+        await cross(both, sender, reader, source, destination, 3)
