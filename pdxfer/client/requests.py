@@ -108,10 +108,11 @@ def chunk_message(  # noqa: PLR0913 the surface of `send`, and which transfer
     if aux and not last:
         raise ConfigError("aux travels with the last chunk: give it there (last=True)")
     check_count("tokens", tokens, 1)
+    groups = normalise(layout, pages, {})
     return SendChunk(
         request=request,
         transfer=transfer,
-        groups=pack(normalise(layout, pages, {})),
+        groups=pack(groups),
         tokens=tokens,
         layers=None if layers is None else check_layers(layout, layers),
         last=last,
