@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Final
 
 from pdxfer.errors import ConfigError
 from pdxfer.layout import layout_wire, validation
-from pdxfer.layout.planes import TILE, TOKEN, Plane, RegionSpec
+from pdxfer.layout.byte_map import ByteMap
+from pdxfer.layout.planes import TILE, TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-    from pdxfer.layout.groups import Group
 
 ORDER_VERSION: Final = 1
 """Version of the canonical order of bytes; part of fingerprints and digests."""
 
 
 @dataclass(frozen=True)
-class KVLayout:
+class KVLayout(ByteMap):
     """Where every cell of a pool is.
 
     Immutable; checked when made: every cell inside its region, no cell of a plane on another,
@@ -33,36 +32,8 @@ class KVLayout:
     Threads: any.
     """
 
-    groups: tuple[Group, ...]
-    planes: tuple[Plane, ...]
-    regions: tuple[RegionSpec, ...]
-    dtype: str
-    """Of the first group's planes; each plane also has its own."""
-    model: str = ""
-    """`name@revision`; empty: not compared."""
-    unified_memory: bool = False
-    """Pages are envelopes: all planes of one page lie together in one region."""
-    relayout: str = "allow"
-    """Default of this pool: `allow` any layout of the same model, or `never`."""
-
     def __post_init__(self) -> None:
         validation.check_layout(self)
-
-    @cached_property
-    def group_by_name(self) -> dict[str, Group]:
-        """Groups by name, in order."""
-        return {group.name: group for group in self.groups}
-
-    @cached_property
-    def planes_by_key(self) -> dict[tuple[str, str, int], tuple[Plane, ...]]:
-        """Planes of each (group, part, layer), by first head."""
-        found: dict[tuple[str, str, int], list[Plane]] = {}
-        for plane in self.planes:
-            found.setdefault(plane.key, []).append(plane)
-        return {
-            key: tuple(sorted(planes, key=lambda plane: plane.head_first))
-            for key, planes in found.items()
-        }
 
     @property
     def item_lens(self) -> tuple[int, ...]:

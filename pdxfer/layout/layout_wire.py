@@ -19,7 +19,7 @@ from pdxfer.layout.planes import Plane, RegionSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pdxfer.layout.kv_layout import KVLayout
+    from pdxfer.layout.byte_map import ByteMap
 
 _PLANE_FIELDS: Final = (
     ("part", str),
@@ -52,7 +52,7 @@ class LayoutFields(TypedDict):
     relayout: str
 
 
-def to_wire(layout: KVLayout) -> dict[str, object]:
+def to_wire(layout: ByteMap) -> dict[str, object]:
     """`layout` as plain values."""
     index = {group.name: number for number, group in enumerate(layout.groups)}
     return {

@@ -13,8 +13,8 @@ from pdxfer.layout import planes as row_kinds
 from pdxfer.layout.dtypes import item_bytes
 
 if TYPE_CHECKING:
+    from pdxfer.layout.byte_map import ByteMap
     from pdxfer.layout.groups import Group
-    from pdxfer.layout.kv_layout import KVLayout
     from pdxfer.layout.planes import Plane
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
@@ -23,7 +23,7 @@ _INT_END: Final = 1 << 63
 RELAYOUT: Final = ("allow", "never")
 
 
-def check_layout(layout: KVLayout) -> None:
+def check_layout(layout: ByteMap) -> None:
     """Refuses a layout whose map is not sound.
 
     Raises:  ConfigError: naming the value and the rule.
@@ -48,7 +48,7 @@ def check_layout(layout: KVLayout) -> None:
     _check_heads(layout)
 
 
-def _check_counts(layout: KVLayout) -> None:
+def _check_counts(layout: ByteMap) -> None:
     for name, count, limit in (
         ("groups", len(layout.groups), limits.GROUPS_MAX),
         ("planes", len(layout.planes), limits.PLANES_MAX),
@@ -86,7 +86,7 @@ def _check_group(group: Group) -> None:
         raise ConfigError(f"{where} holds states; its page_size is {group.page_size}, must be 1")
 
 
-def _check_plane(plane: Plane, groups: dict[str, Group], layout: KVLayout) -> None:
+def _check_plane(plane: Plane, groups: dict[str, Group], layout: ByteMap) -> None:
     _check_name(plane.part, "part")
     where = f"plane {plane.group}/{plane.part}/{plane.layer}"
     group = groups.get(plane.group)
@@ -126,7 +126,7 @@ def _check_rows(plane: Plane, group: Group, where: str) -> None:
         raise ConfigError(f"{where} has {plane.rows} rows; {rows} are needed")
 
 
-def _check_extent(plane: Plane, group: Group, layout: KVLayout, where: str) -> None:
+def _check_extent(plane: Plane, group: Group, layout: ByteMap, where: str) -> None:
     """Every cell is in the region and no two cells of the plane share a byte."""
     axes = sorted(
         (stride, count)
@@ -156,7 +156,7 @@ def _check_extent(plane: Plane, group: Group, layout: KVLayout, where: str) -> N
         )
 
 
-def _check_heads(layout: KVLayout) -> None:
+def _check_heads(layout: ByteMap) -> None:
     """Head ranges of one (group, part, layer) are disjoint and of one total."""
     for (group, part, layer), planes in layout.planes_by_key.items():
         where = f"group {group}, part {part}, layer {layer}"
