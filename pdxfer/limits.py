@@ -75,6 +75,8 @@ LINK_RETRY_S: Final = 1.0
 """A refused link is asked for again after this."""
 LINK_IDLE_S: Final = 300.0
 """A prefill address that nobody answers and no room names is called for so long."""
+LINKS_PER_AGENT_MAX: Final = 256
+"""Prefill addresses that a decode agent keeps links to."""
 PATH_OPEN_TIMEOUT_S: Final = 10.0
 """Opening a lane to a peer (address exchange, first flush)."""
 

@@ -19,13 +19,14 @@ from pdxfer.agent.control_socket import (
     set_limits,
     split_address,
 )
-from pdxfer.errors import ConfigError
+from pdxfer.errors import ConfigError, ResourceError
 from pdxfer.limits import (
     CONTROL_HANDSHAKE_TIMEOUT_MS,
     CONTROL_LINGER_MS,
     CONTROL_RECONNECT_MAX_MS,
     CONTROL_RECONNECT_MS,
     CONTROL_REFUSED_RETRY_S,
+    CONTROL_SOCKETS_MAX,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Connection:
         self._refused = refused
         self._socket: zmq.Socket[bytes] | None = None
         self._is_connected = False
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._wakeups: list[Wakeup] = []
         self._retry: asyncio.TimerHandle | None = None
         """Runs while the handshake is refused."""
 
@@ -85,12 +88,29 @@ class Connection:
     async def open(self) -> None:
         """Begin to connect; does not wait for the peer.
 
-        Raises:  ConfigError when the address is malformed or its host has no address.
+        Raises:  ConfigError when the address is malformed or its host has no address; ResourceError
+                 when there is no socket for it. Nothing is left open then.
         """
         self._loop = asyncio.get_running_loop()
         host, port = split_address(self.address, "prefill")
         numeric = await resolve(host, "prefill", self._loop)
-        socket = self._socket = SharedContext.take().socket(zmq.DEALER)
+        # by name, so that a host that moves is found again when ZeroMQ connects anew
+        self._endpoint = join_address(host, port)
+        context = SharedContext.take()
+        try:
+            self._connect(context, ipv6=":" in numeric)
+        except zmq.ZMQError as error:
+            last = self._release(linger_ms=0)
+            if last is not None:
+                last.term()
+            raise ResourceError(
+                f"no socket for the link to {self.address}: {error.strerror}; a link has two, all "
+                f"of a process at most {CONTROL_SOCKETS_MAX}",
+                retryable=True,
+            ) from error
+
+    def _connect(self, context: zmq.Context[zmq.Socket[bytes]], *, ipv6: bool) -> None:
+        socket = self._socket = context.socket(zmq.DEALER)
         set_limits(socket)
         socket.setsockopt(zmq.ROUTING_ID, self._routing_id)
         # IMMEDIATE=1 drops received messages when the connection breaks before they are read;
@@ -99,31 +119,36 @@ class Connection:
         socket.setsockopt(zmq.RECONNECT_IVL, CONTROL_RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, CONTROL_RECONNECT_MAX_MS)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONTROL_HANDSHAKE_TIMEOUT_MS)
-        socket.setsockopt(zmq.IPV6, int(":" in numeric))
+        socket.setsockopt(zmq.IPV6, int(ipv6))
         if self._keys is not None:
             set_client_keys(socket, self._keys)
         self._monitor = socket.get_monitor_socket(_EVENTS)
-        self._monitor_wakeup = Wakeup(self._loop, self._monitor, self._read_monitor)
+        self._wakeups.append(Wakeup(self._loop, self._monitor, self._read_monitor))
         self._wakeup = Wakeup(self._loop, socket, self._read)
-        # by name, so that a host that moves is found again when ZeroMQ connects anew
-        self._endpoint = join_address(host, port)
+        self._wakeups.append(self._wakeup)
         socket.connect(self._endpoint)
 
     async def close(self) -> None:
         """Send what was taken for up to `CONTROL_LINGER_MS`, close. Idempotent."""
-        socket, self._socket = self._socket, None
-        if socket is None:
+        if self._socket is None:
             return
-        if self._retry is not None:
-            self._retry.cancel()
-        self._wakeup.close()
-        self._monitor_wakeup.close()
-        socket.disable_monitor()
-        self._monitor.close(0)
-        socket.close(CONTROL_LINGER_MS)
-        context = SharedContext.give_back()
+        context = self._release(linger_ms=CONTROL_LINGER_MS)
         if context is not None:
             await self._loop.run_in_executor(None, context.term)
+
+    def _release(self, linger_ms: int) -> zmq.Context[zmq.Socket[bytes]] | None:
+        """Close what is open; the context if this was its last user."""
+        if self._retry is not None:
+            self._retry.cancel()
+        while self._wakeups:
+            self._wakeups.pop().close()
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.disable_monitor()
+            if self._monitor is not None:
+                self._monitor.close(0)
+            socket.close(linger_ms)
+        return SharedContext.give_back()
 
     # -- frames ------------------------------------------------------------------------------
     def transmit(self, frame: bytes) -> bool:
@@ -155,7 +180,7 @@ class Connection:
             self._connect_anew()
 
     def _read_monitor(self) -> bool:
-        while self._socket is not None:
+        while self._socket is not None and self._monitor is not None:
             try:
                 frames = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

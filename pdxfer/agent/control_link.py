@@ -83,7 +83,8 @@ class ControlLink:
     async def start(self) -> None:
         """Begin to connect; does not wait for the peer.
 
-        Raises:  ConfigError when the address is malformed or its host has no address.
+        Raises:  ConfigError when the address is malformed or its host has no address; ResourceError
+                 when there is no socket for it. The link is not open then.
         """
         self._loop = asyncio.get_running_loop()
         await self._connection.open()

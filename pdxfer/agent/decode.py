@@ -17,7 +17,13 @@ from pdxfer.agent.host import canonical_address, host_id
 from pdxfer.agent.keys import load_client_keys
 from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.ports import WorkerPort, to_pages
-from pdxfer.errors import ConfigError, LocalProtocolError, PdxferError, PeerError
+from pdxfer.errors import (
+    ConfigError,
+    LocalProtocolError,
+    PdxferError,
+    PeerError,
+    ResourceError,
+)
 from pdxfer.fabric.base import CommitArrived, Fabric, FabricEvent, SenderLost
 from pdxfer.local.messages import (
     AbortTransfer,
@@ -60,6 +66,8 @@ class _Lane:
     """The first candidate has worked since it was last attached."""
     address: bytes = b""
     made_for: str = ""
+    since: int = 0
+    """Revision of the first `Attach` that named this receive side."""
 
 
 @dataclass(slots=True)
@@ -227,6 +235,7 @@ class DecodeAgent(Agent):
 
         Raises:
             ConfigError: no address, or one that is none.
+            ResourceError: too many addresses are in use.
         """
         if not addresses:
             raise ConfigError("prefill= names no address; pass the `addresses` of a PrefillClient")
@@ -234,6 +243,7 @@ class DecodeAgent(Agent):
         for address in canonical:
             control, _ = split_address(address)
             if control not in self._links:
+                self._make_room()
                 self._start_link(control)
             self._needed_at[control] = self.now()
         return canonical
@@ -245,9 +255,31 @@ class DecodeAgent(Agent):
             if link.remote is not None or control in named:
                 self._needed_at[control] = now
             elif now - self._needed_at[control] > limits.LINK_IDLE_S:
-                del self._links[control], self._needed_at[control]
-                self.machine.sources.forget_link(control)
-                self._spawn(link.close("no room needs it"))
+                self._drop_link(control)
+
+    def _make_room(self) -> None:
+        """Before another link: drop the one that is idle for longest.
+
+        Raises:
+            ResourceError: each of them has a session or a room that waits.
+        """
+        if len(self._links) < limits.LINKS_PER_AGENT_MAX:
+            return
+        named = self.machine.named_links
+        idle = [c for c, link in self._links.items() if link.remote is None and c not in named]
+        if not idle:
+            raise ResourceError(
+                f"{len(self._links)} prefill addresses are in use, at most "
+                f"{limits.LINKS_PER_AGENT_MAX} may be",
+                retryable=True,
+            )
+        self._drop_link(min(idle, key=lambda control: self._needed_at[control]))
+
+    def _drop_link(self, control: str) -> None:
+        link = self._links.pop(control)
+        self._needed_at.pop(control, None)
+        self.machine.sources.forget_link(control)
+        self._spawn(link.close("no room needs it"))
 
     def _start_link(self, control: str) -> None:
         link = ControlLink(
@@ -274,6 +306,11 @@ class DecodeAgent(Agent):
             await link.start()
         except PdxferError as error:
             self._on_refused(control, error)
+            if self._links.get(control) is link:
+                self._drop_link(control)  # the next room that names it tries again
+            return
+        if self._links.get(control) is not link:
+            await link.close()  # dropped while it began
             return
         await self._watch_link(control, link)
 
@@ -358,9 +395,12 @@ class DecodeAgent(Agent):
             self.pump()
 
     def _on_lane_failed(self, control: str, peer: bytes, message: LaneFailed) -> None:
-        """Attach anew: over the same lane where it has worked before, else over the next one."""
+        """Attach anew: over the same lane where it has worked before, else over the next one.
+
+        What an earlier receive side suffered says nothing of the one that is there now.
+        """
         choice = self._lanes_of.get(peer)
-        if choice is None or not choice.candidates or message.lane != choice.candidates[0]:
+        if choice is None or not choice.candidates or message.revision < choice.since:
             return
         fields = {"peer": peer.hex()[:12], "lane": message.lane, "reason": message.text}
         _LOG.warning("lane_failed", extra={"fields": fields})
@@ -368,11 +408,20 @@ class DecodeAgent(Agent):
         if not choice.opened:
             choice.candidates.pop(0)
         choice.opened = False
-        if not choice.candidates:
-            text = f"no lane left to the prefill agent at {control}: {message.lane}: {message.text}"
-            self._on_refused(control, PeerError(text, fields={"lane": message.lane}))
-            return
-        self._announce(peer)
+        if choice.candidates:
+            self._announce(peer)
+        else:
+            self._no_lane_left(control, peer, message.lane, message.text)
+
+    def _no_lane_left(self, control: str, peer: bytes, lane: str, text: str) -> None:
+        """Whoever waits now hears why; another session tries all lanes again."""
+        error = PeerError(
+            f"no lane left to the prefill agent at {control}: {lane}: {text}",
+            retryable=True,
+            fields={"lane": lane},
+        )
+        self._end_session(peer, error)
+        self._on_refused(control, error)
 
     def _heartbeat(self, peer: bytes) -> Heartbeat:
         live = [r for r in self.machine.live.values() if peer in r.bound]
@@ -420,31 +469,45 @@ class DecodeAgent(Agent):
                 raise LocalProtocolError(f"a decode agent cannot do {type(effect).__name__}")
 
     def _announce(self, peer_id: bytes) -> None:
-        choice = self._lanes_of.get(peer_id)
-        if choice is None or not choice.candidates:
+        choice, peer = self._lanes_of.get(peer_id), self.machine.peers.get(peer_id)
+        if choice is None or peer is None or not choice.candidates:
             return
-        lane = choice.candidates[0]
-        try:
-            fabric = self.lanes.fabric(lane)
-            if choice.made_for != lane:
-                choice.address, choice.made_for = fabric.open_receiver(peer_id), lane
+        revision, failed, why = self.machine.next_revision(), "", ""
+        while choice.candidates and choice.made_for != choice.candidates[0]:
+            lane = choice.candidates[0]
+            try:
+                choice.address = self.lanes.fabric(lane).open_receiver(peer_id)
+            except PdxferError as error:
+                failed, why = choice.candidates.pop(0), str(error)
+            else:
+                choice.made_for, choice.since = lane, revision
                 self.machine.lane_attached(peer_id)
-            workers = [self._info(lane, worker) for worker in self.machine.workers.values()]
-        except PdxferError as error:
-            peer = self.machine.peers.get(peer_id)
-            if peer is not None:
-                self.machine.link_refused(peer.address, error, self.now())
+        if not choice.candidates:
+            self._no_lane_left(peer.address, peer_id, failed, why)
             return
+        lane = choice.made_for
         self.tell(
             peer_id,
             Attach(
-                revision=self.machine.revision,
-                workers=workers,
+                revision=revision,
+                workers=self._infos(lane),
                 siblings=self._siblings(peer_id),
                 lane=lane,
                 lane_address=choice.address,
             ),
         )
+
+    def _infos(self, lane: str) -> list[WorkerInfo]:
+        """The workers whose memory the lane can have; the others alone are refused."""
+        infos = []
+        for worker in list(self.machine.workers.values()):
+            try:
+                infos.append(self._info(lane, worker))
+            except PdxferError as error:
+                self.machine.bar(worker.worker_id, error, self.now())
+            else:
+                self.machine.sources.barred.pop(worker.worker_id, None)
+        return infos
 
     def _info(self, lane: str, worker: Worker) -> WorkerInfo:
         port = self.ports[worker.worker_id]

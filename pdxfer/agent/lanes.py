@@ -48,10 +48,15 @@ class Lanes:
         """The worker's ranges, registered with a lane on first use."""
         key = (lane, worker)
         if key not in self._registered:
-            fabric = self.fabric(lane)
-            self._registered[key] = [
-                fabric.register(part.address, part.length_bytes, part.owner) for part in ranges
-            ]
+            fabric, regions = self.fabric(lane), list[LocalRegion]()
+            try:
+                for part in ranges:
+                    regions.append(fabric.register(part.address, part.length_bytes, part.owner))
+            except BaseException:
+                for region in regions:
+                    fabric.deregister(region)
+                raise
+            self._registered[key] = regions
         return self._registered[key]
 
     def forget(self, worker: int) -> None:

@@ -251,7 +251,8 @@ class PrefillAgent(Agent):
             ]
             path = self._paths[effect.peer]
             tickets = path.post(effect.generation, effect.runs, effect.splits, source, destination)
-        except (PdxferError, KeyError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, no commit may follow
+            _LOG.warning("post_failed", extra={"fields": {"reason": repr(error)}})
             for _ in range(batches):
                 self.machine.on_batch(
                     effect.peer,
@@ -266,6 +267,8 @@ class PrefillAgent(Agent):
 
     def _commit(self, effect: PostCommit) -> None:
         worker = effect.payload.source_worker
+        if not self.machine.commits(effect.peer, effect.generation, worker):
+            return  # a write before it could not be posted: the transfer has failed
         try:
             path = self._paths[effect.peer]
             ticket = path.commit(effect.generation, encode_commit(effect.payload))

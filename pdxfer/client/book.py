@@ -316,6 +316,8 @@ class Book(Generic[R, L]):
             transfer.abort(_GIVEN_UP)
 
     def _settle_changed(self) -> None:
+        if self._opening or self._given_up:
+            self.channel.collect()  # the answer of a request that nobody waits for any more
         if not self._live:
             return
         word = self.word

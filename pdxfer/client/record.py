@@ -171,7 +171,7 @@ class TransferRecord:
                 state is State.QUARANTINED and until is not State.FAILED
             )
             return ends and self.explained(state)
-        if state is State.COMMITTED:
+        if state in (State.SENT, State.COMMITTED) and state in _REACHED.get(until, FINAL):
             return self.explained(state)
         return state in _REACHED.get(until, FINAL)
 

@@ -7,12 +7,14 @@ seed fixes every interleaving. `Hub(automatic=True)` moves everything at once an
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,8 @@ from pdxfer.fabric.base import (
     RemoteRegion,
     SenderLost,
 )
+
+_ADDRESS_BYTES: Final = 8
 
 
 @dataclass(slots=True)
@@ -268,7 +272,7 @@ class InprocFabric:
     def __init__(self, hub: Hub, identity: bytes, *, handler_proves_silence: bool = True) -> None:
         self.hub = hub
         self.identity = identity
-        self.address = os.urandom(8)
+        self.address = os.urandom(_ADDRESS_BYTES)
         self.capabilities = Capabilities(
             places_at_receiver=False,
             handler_proves_silence=handler_proves_silence,
@@ -292,7 +296,7 @@ class InprocFabric:
 
     def drain(self) -> list[FabricEvent]:
         """See `fabric.base.Fabric`."""
-        if self._events:
+        with contextlib.suppress(BlockingIOError, OSError):  # nothing there, or closed
             os.eventfd_read(self._eventfd)
         events, self._events = self._events, []
         return events
@@ -315,9 +319,10 @@ class InprocFabric:
 
     def connect(self, peer: bytes, address: bytes, timeout_s: float) -> InprocPath:
         """See `fabric.base.Fabric`."""
-        receiver = self.hub.fabrics.get(address)
+        receiver = self.hub.fabrics.get(address[:_ADDRESS_BYTES])
+        life = int.from_bytes(address[_ADDRESS_BYTES:], "little")
         path = InprocPath(self, receiver or self, peer)
-        if receiver is None or self.identity not in receiver._receivers:
+        if receiver is None or receiver._receivers.get(self.identity) != life:
             path.closed = True
             self.tell(PathOpened(peer, "", f"no receiver answered within {timeout_s} s"))
             return path
@@ -330,7 +335,7 @@ class InprocFabric:
         if peer not in self._receivers:
             self._lives += 1
             self._receivers[peer] = self._lives
-        return self.address
+        return self.address + self._receivers[peer].to_bytes(8, "little")
 
     def watch_sender(self, peer: bytes, address: bytes) -> None:
         """See `fabric.base.Fabric`."""
@@ -341,6 +346,7 @@ class InprocFabric:
     def close_receiver(self, peer: bytes) -> None:
         """See `fabric.base.Fabric`."""
         self._receivers.pop(peer, None)
+        self._events = [e for e in self._events if not (_of_receiver(e) and e.peer == peer)]
         sender = next((f for f in self.hub.fabrics.values() if f.identity == peer), None)
         for path in list(sender.paths.values()) if sender is not None else []:
             if path.receiver is self:
@@ -384,6 +390,10 @@ class InprocFabric:
         """Automatic hubs move everything at once."""
         while self.hub.automatic and path.work:
             path.step()
+
+
+def _of_receiver(event: FabricEvent) -> TypeGuard[CommitArrived | SenderLost]:
+    return isinstance(event, CommitArrived | SenderLost)
 
 
 def _check_run(

@@ -61,6 +61,12 @@ class Binding:
             )
             self.receives.effects.append(Tell(key[0], message))
 
+    def forget_let_go(self, worker: int, room: int) -> None:
+        """The room is received anew: its send is to meet that receive."""
+        for generation, receiving in list(self.let_go.items()):
+            if (receiving.worker, receiving.room) == (worker, room):
+                del self.let_go[generation]
+
     def tell_let_go(self) -> None:
         """Bind and abort what the worker gave up early, so that the room's send ends."""
         for generation, receiving in list(self.let_go.items()):

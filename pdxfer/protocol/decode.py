@@ -55,13 +55,18 @@ class DecodeMachine:
         self._binding = Binding(self.workers, self.sources, self._receives)
         self.live = self._receives.live
         """Generation to receive, from `receive` until it is final."""
-        self.revision = 0
+        self._revision = 0
         self._next_generation = 1
 
     def take_effects(self) -> list[Effect]:
         """What is to be done since the last call, in order."""
         effects, self._receives.effects = self._receives.effects, []
         return effects
+
+    def next_revision(self) -> int:
+        """Of the next `Attach`; none has had it before."""
+        self._revision += 1
+        return self._revision
 
     def mark(self, peer_id: bytes) -> int:
         """No smaller generation will be asked of this prefill life; what heartbeats carry.
@@ -93,12 +98,19 @@ class DecodeMachine:
         """A worker went away. Its receives are fenced; its memory is freed after the last proof."""
         if self.workers.pop(worker_id, None) is None:
             return
+        self.sources.barred.pop(worker_id, None)
         self._receives.departing.add(worker_id)
         error = PeerError(f"the decode worker of this room went away: {reason}", retryable=True)
         for receiving in [r for r in self.live.values() if r.worker == worker_id]:
             self._receives.fail(receiving, error, now)
         self._announce()
         self._receives.free_departed(worker_id)
+
+    def bar(self, worker_id: int, error: PdxferError, now: float) -> None:
+        """The lane cannot have a worker's memory: its receives fail until it can."""
+        self.sources.barred[worker_id] = error
+        for receiving in [r for r in self.live.values() if r.worker == worker_id]:
+            self._receives.fail(receiving, error, now)
 
     def summary(self, worker_id: int, addresses: tuple[str, ...]) -> dict[str, object] | str:
         """The plan towards these addresses, or what is still awaited, in words.
@@ -137,6 +149,7 @@ class DecodeMachine:
                     f"({other.state.name}); end that one first"
                 )
         self._receives.check_quarantine(worker_id)
+        self._binding.forget_let_go(worker_id, room)
         self._note_instance(addresses)
         layout = self.workers[worker_id].layout
         generation, self._next_generation = self._next_generation, self._next_generation + 1
@@ -239,7 +252,7 @@ class DecodeMachine:
             case Chunk():
                 self._on_chunk(peer, message, now)
             case Failed():
-                self._on_failed(message, now)
+                self._on_failed(peer, message, now)
             case Drained():
                 self._on_drained(peer, message, now)
             case Heartbeat():
@@ -262,6 +275,7 @@ class DecodeMachine:
             self._receives.effects.append(
                 WatchSender(peer.peer_id, message.lane, message.lane_address)
             )
+        self._binding.tell_let_go()  # generations are told in order
         for receiving in self._on_link(peer.address):
             lost = [
                 key
@@ -273,7 +287,6 @@ class DecodeMachine:
                 self._receives.fail(receiving, PeerError(text, retryable=True), now)
             elif not receiving.debts:
                 self._binding.bind(receiving, now)
-        self._binding.tell_let_go()
 
     def _on_matched(self, peer: PrefillPeer, message: Matched) -> None:
         receiving = self.live.get(message.generation)
@@ -305,9 +318,9 @@ class DecodeMachine:
             return
         self._receives.note_moving(receiving)
 
-    def _on_failed(self, message: Failed, now: float) -> None:
+    def _on_failed(self, peer: PrefillPeer, message: Failed, now: float) -> None:
         receiving = self.live.get(message.generation)
-        if receiving is None:
+        if receiving is None or peer.peer_id not in receiving.bound:
             return
         told = from_wire(
             {
@@ -321,7 +334,7 @@ class DecodeMachine:
 
     def _on_drained(self, peer: PrefillPeer, message: Drained, now: float) -> None:
         receiving = self.live.get(message.generation)
-        if receiving is None:
+        if receiving is None or peer.peer_id not in receiving.bound | receiving.told:
             return
         if receiving.error is None:
             text = f"the prefill agent holds room {receiving.room} for dead; receive it again"
@@ -406,7 +419,6 @@ class DecodeMachine:
 
     def _announce(self) -> None:
         self.sources.changed()
-        self.revision += 1
         for peer in self.peers.values():
             if not peer.gone:
                 self._receives.effects.append(Announce(peer.peer_id))

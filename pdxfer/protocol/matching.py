@@ -10,6 +10,7 @@ from pdxfer.errors import (
     PeerError,
     RemoteProtocolError,
     ResourceError,
+    TransferError,
 )
 from pdxfer.layout import Pages
 from pdxfer.protocol.effects import Tell
@@ -34,38 +35,58 @@ class Matching:
             # Another source worker of this agent may still write for it: said only once none does.
             peer.asked.add(message.generation)
             self.sends.answer_drained(peer, message.generation)
+            if message.generation in peer.tombstones:
+                self._end_send(peer, message, now)
             return
+        if peer.knows(message.generation, message.source_worker):
+            raise RemoteProtocolError(
+                f"room {message.room}: generation {message.generation} was received from prefill "
+                f"worker {message.source_worker} already"
+            )
+        error = self._refusal(peer, message)
+        sending = self.sends.live.get((message.source_worker, message.room))
+        if error is not None:
+            self._refuse(peer, message, error, now)
+        elif sending is None:
+            peer.wait(message)
+        else:
+            self.bind(peer, message, sending)
+            self.sends.pump(sending)
+
+    def _refusal(self, peer: DecodePeer, message: Receive) -> PdxferError | None:
         verdict = peer.verdicts.get((message.source_worker, message.destination_worker))
-        error: PdxferError | None = None
         if verdict is None:
-            error = PeerError(
+            return PeerError(
                 f"room {message.room}: no plan between prefill worker {message.source_worker} and "
                 f"decode worker {message.destination_worker}; one of them is not attached any more",
                 retryable=True,
             )
-        elif verdict.error is not None:
-            error = verdict.error
-        elif sum(map(len, peer.waiting.values())) >= limits.UNMATCHED_PER_SESSION_MAX:
-            error = ResourceError(
+        if verdict.error is None and len(peer.waiting) >= limits.UNMATCHED_PER_SESSION_MAX:
+            return ResourceError(
                 f"room {message.room}: {limits.UNMATCHED_PER_SESSION_MAX} receives of this decode "
                 "agent wait for their sends already",
                 retryable=True,
             )
+        return verdict.error
+
+    def _refuse(self, peer: DecodePeer, message: Receive, error: PdxferError, now: float) -> None:
+        peer.bury(message.generation)
+        self.sends.tell_failed(peer.peer_id, message.generation, message.source_worker, error)
         sending = self.sends.live.get((message.source_worker, message.room))
-        if error is not None:
-            peer.bury(message.generation)
-            self.sends.tell_failed(peer.peer_id, message.generation, message.source_worker, error)
-            if sending is not None and sending.state is State.WAITING:
-                self.sends.fail(sending, error)
-            elif verdict is not None and verdict.error is not None:
-                # The room's send, when it comes, fails with the same error.
-                peer.keep_error(message.source_worker, message.room, error, now)
-            return
+        if sending is not None and sending.state is State.WAITING:
+            self.sends.fail(sending, error)
+        elif not error.retryable:
+            # The room's send, when it comes, fails with the same error.
+            peer.keep_error(message.source_worker, message.room, error, now)
+
+    def _end_send(self, peer: DecodePeer, message: Receive, now: float) -> None:
+        """The transfer has ended before this receive of it came: so does the room's send."""
+        error = failed_elsewhere(message.room)
+        sending = self.sends.live.get((message.source_worker, message.room))
         if sending is None:
-            peer.wait(message)
-            return
-        self.bind(peer, message, sending)
-        self.sends.pump(sending)
+            peer.keep_error(message.source_worker, message.room, error, now)
+        elif sending.state is State.WAITING:
+            self.sends.fail(sending, error)
 
     def bind(self, peer: DecodePeer, receive: Receive, sending: Sending) -> None:
         """Make a receive a leg of its send, or tell decode why it cannot be."""
@@ -83,6 +104,8 @@ class Matching:
                 f"room {sending.room}: receiver_count is {receive.receiver_count}, an earlier "
                 f"receiver said {sending.receiver_count}"
             )
+        elif receive.generation in peer.tombstones and receive.generation not in peer.committed:
+            error = error or failed_elsewhere(sending.room)
         elif receive.receiver_index in taken:
             error = LocalProtocolError(
                 f"duplicate room {sending.room}: receiver {receive.receiver_index} of "
@@ -96,7 +119,7 @@ class Matching:
                 receive.source_worker,
                 error or PeerError("no plan"),
             )
-            if isinstance(error, LayoutMismatchError):
+            if isinstance(error, LayoutMismatchError | TransferError):
                 self.sends.fail(sending, error)
             return
         leg = Leg(peer=peer.peer_id, receive=receive, plan=verdict.plan)
@@ -120,7 +143,7 @@ class Matching:
                 self._place(sending, leg, message)
                 self.sends.pump(sending)
                 return
-        peer.place_waiting(message)
+        peer.waiting.place(message)
 
     def _place(self, sending: Sending, leg: Leg, place: Place) -> None:
         if leg.place is not None:
@@ -138,3 +161,10 @@ class Matching:
             self.sends.fail(sending, error)
             return
         leg.place, leg.pages = place, pages
+
+
+def failed_elsewhere(room: int) -> TransferError:
+    """One transfer fails as a whole."""
+    return TransferError(
+        f"room {room}: its transfer has failed at another prefill worker", retryable=True
+    )

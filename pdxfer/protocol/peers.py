@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-import msgspec
-
 from pdxfer import limits
 from pdxfer.errors import LayoutMismatchError, PdxferError, RemoteProtocolError
+from pdxfer.protocol.waiting import Waiting
 from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
-from pdxfer.wire.messages import Accept, Attach, PairPlan, PairReject, Place, Receive
+from pdxfer.wire.messages import Accept, Attach, PairPlan, PairReject, Receive
 
 
 class PathState(Enum):
@@ -37,14 +36,15 @@ class DecodePeer:
     """Of the receive side that the last `Attach` named."""
     path_address: bytes = b""
     """Of the receive side that the path goes, or went, to."""
+    path_revision: int = 0
+    """Of the `Attach` that the path was opened for."""
     revision: int = 0
     workers: dict[int, Worker] = field(default_factory=dict)
     siblings: list[Worker] = field(default_factory=list)
     verdicts: dict[tuple[int, int], Pair] = field(default_factory=dict)
     own: list[Worker] = field(default_factory=list)
     """Prefill workers as last judged."""
-    waiting: dict[tuple[int, int], list[Receive]] = field(default_factory=dict)
-    """(source worker, room) to receives whose send has not come."""
+    waiting: Waiting = field(default_factory=Waiting)
     ended: dict[tuple[int, int], tuple[PdxferError, float]] = field(default_factory=dict)
     """(source worker, room) to the error of a receive that ended before its send came, and when it
     is forgotten. The send, when it comes, ends with it."""
@@ -88,7 +88,7 @@ class DecodePeer:
         self.gone = False
         self.revision, self.lane_address = 0, b""
         self.workers, self.siblings, self.verdicts = {}, [], {}
-        self.waiting, self.ended, self.committed = {}, {}, {}
+        self.waiting, self.ended, self.committed = Waiting(), {}, {}
 
     def judge(self, own: Iterable[Worker]) -> None:
         """Give a verdict on every pair whose source instance is complete."""
@@ -143,30 +143,15 @@ class DecodePeer:
             lane_address=b"",
         )
 
+    def knows(self, generation: int, worker: int) -> bool:
+        """Whether a generation has been received from a source worker, matched or not."""
+        matched = any(key[0] == worker for key in self.legs.get(generation, ()))
+        return matched or self.waiting.knows(generation, worker)
+
     def wait(self, receive: Receive) -> None:
-        """Keep a receive until its send comes; a repeat of the same receiver replaces it."""
-        kept = [
-            other
-            for other in self.waiting.get((receive.source_worker, receive.room), [])
-            if other.receiver_index != receive.receiver_index
-        ]
-        self.waiting[receive.source_worker, receive.room] = [*kept, receive]
+        """Keep a receive until its send comes."""
+        self.waiting.add(receive)
         self.ended.pop((receive.source_worker, receive.room), None)
-
-    def take_waiting(self, worker: int, room: int) -> list[Receive]:
-        """The receives that waited for this send."""
-        return self.waiting.pop((worker, room), [])
-
-    def place_waiting(self, place: Place) -> None:
-        """Put pages to a receive whose send has not come; an unknown generation is dead already."""
-        for receives in self.waiting.values():
-            for index, receive in enumerate(receives):
-                if (receive.generation, receive.source_worker) == (
-                    place.generation,
-                    place.source_worker,
-                ):
-                    receives[index] = msgspec.structs.replace(receive, place=place)
-                    return
 
     def keep_error(self, worker: int, room: int, error: PdxferError, now: float) -> None:
         """A receive ended whose send has not come: that send, when it comes, ends with it."""
@@ -175,32 +160,21 @@ class DecodePeer:
 
     def abort_waiting(self, generation: int, error: PdxferError, now: float) -> None:
         """End the unmatched receives of a generation."""
-        for (worker, room), receives in self.waiting.items():
-            if any(receive.generation == generation for receive in receives):
-                self.keep_error(worker, room, error, now)
-        self.drop_waiting(generation)
+        for worker, room in self.waiting.keys(generation):
+            self.keep_error(worker, room, error, now)
+        self.waiting.drop(generation)
 
     def commit_waiting(self, generation: int, forget_at: float) -> None:
         """Decode has committed without a send that owes it nothing; the send may still come."""
-        for receives in self.waiting.values():
-            if any(receive.generation == generation for receive in receives):
-                self.committed[generation] = forget_at
+        if generation in self.waiting:
+            self.committed[generation] = forget_at
 
     def forget_unclaimed(self, now: float) -> None:
         """Drop what no send has come for in time."""
         self.ended = {key: kept for key, kept in self.ended.items() if kept[1] > now}
         for generation in [g for g, forget_at in self.committed.items() if forget_at <= now]:
             del self.committed[generation]
-            self.drop_waiting(generation)
-
-    def drop_waiting(self, generation: int) -> None:
-        """Forget the unmatched receives of a generation."""
-        for key in list(self.waiting):
-            kept = [r for r in self.waiting[key] if r.generation != generation]
-            if kept:
-                self.waiting[key] = kept
-            else:
-                del self.waiting[key]
+            self.waiting.drop(generation)
 
     def bury(self, generation: int) -> None:
         """Remember a dead generation above the mark, so that nothing of it is matched again."""

@@ -89,6 +89,8 @@ def commit_fault(receiving: Receiving, debt: Debt, payload: CommitPayload) -> st
             f"{room}: the commit says {payload.length_bytes} bytes, "
             f"{debt.expected_bytes} are expected"
         )
+    if payload.runs > payload.length_bytes:
+        return f"{room}: the commit says {payload.runs} runs of {payload.length_bytes} bytes in all"
     if payload.digest != debt.plan.digest:
         return f"{room}: the commit names another plan"
     if len(payload.aux) > limits.AUX_BYTES_MAX:

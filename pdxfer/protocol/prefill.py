@@ -29,6 +29,7 @@ from pdxfer.protocol.peers import DecodePeer, PathState
 from pdxfer.protocol.sending import Sending
 from pdxfer.protocol.sends import Sends
 from pdxfer.protocol.state import State
+from pdxfer.protocol.waiting import Waiting
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import (
     Abort,
@@ -101,7 +102,7 @@ class PrefillMachine:
         self._sends.by_slot[worker_id, slot] = sending
         self._sends.show(sending)
         for peer in self.peers.values():
-            for receive in peer.take_waiting(worker_id, room):
+            for receive in peer.waiting.take(worker_id, room):
                 self._matching.bind(peer, receive, sending)
             ended = peer.ended.pop((worker_id, room), None)
             if ended is not None:
@@ -184,7 +185,7 @@ class PrefillMachine:
         peer = self.peers.get(peer_id)
         if peer is None:
             return
-        peer.waiting.clear()
+        peer.waiting = Waiting()
         peer.gone = True
         error = PeerError(f"decode agent {peer_id.hex()[:12]} is away: {reason}", retryable=True)
         for sending in self._sends.of_peer(peer_id):
@@ -211,6 +212,7 @@ class PrefillMachine:
 
     def _open_path(self, peer: DecodePeer) -> None:
         peer.path, peer.path_address = PathState.OPENING, peer.lane_address
+        peer.path_revision = peer.revision
         self._sends.effects.append(OpenPath(peer.peer_id, peer.lane, peer.lane_address))
 
     def _on_attach(self, peer: DecodePeer, message: Attach) -> None:
@@ -251,7 +253,17 @@ class PrefillMachine:
             return
         self._sends.effects.append(Tell(peer.peer_id, Drained(decode_incarnation=life)))
 
+    def commits(self, peer_id: bytes, generation: int, worker: int) -> bool:
+        """Whether a `PostCommit` may still be carried out; else it is to be dropped."""
+        return self._sends.commits(peer_id, generation, worker)
+
     def _on_committed(self, peer: DecodePeer, generation: int) -> None:
+        for _, leg in self._sends.legs(peer, generation):
+            if leg.plan is not None and not leg.commit_asked:
+                raise RemoteProtocolError(
+                    f"decode says that generation {generation} has committed before prefill worker "
+                    f"{leg.receive.source_worker} asked for it"
+                )
         for sending, leg in list(self._sends.legs(peer, generation)):
             leg.committed = True
             self._sends.settle(sending)
@@ -273,6 +285,8 @@ class PrefillMachine:
             return
         peer.path = PathState.OPEN
         self._sends.effects.append(Announce(peer_id))
+        for sending in self._sends.of_peer(peer_id):
+            self._sends.pump(sending)
 
     def on_batch(
         self,
@@ -369,6 +383,9 @@ class PrefillMachine:
                         "come and placed pages before its deadline"
                     )
                 self._sends.fail(sending, PeerError(text, retryable=True))
+            elif now >= sending.deadline and self._sends.blocked(sending):
+                text = f"room {sending.room}: no path to decode opened before its deadline"
+                self._sends.fail(sending, PeerError(text, retryable=True))
             elif sending.state in (State.READY, State.MOVING, State.SENT):
                 self._check_lease(sending, now)
             if sending.state is State.MOVING:
@@ -393,5 +410,5 @@ class PrefillMachine:
                 self._sends.effects.append(Announce(peer.peer_id))
 
     def _lane_failed(self, peer: DecodePeer, text: str) -> None:
-        message = LaneFailed(revision=peer.revision, lane=peer.lane, text=text)
+        message = LaneFailed(revision=peer.path_revision, lane=peer.lane, text=text)
         self._sends.effects.append(Tell(peer.peer_id, message))

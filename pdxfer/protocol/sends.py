@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdxfer.errors import (
-    PdxferError,
-    PeerError,
-)
+from pdxfer.errors import PdxferError
 from pdxfer.protocol.effects import (
     Cancel,
     Effect,
@@ -60,19 +57,27 @@ class Sends:
     def _pump_leg(self, sending: Sending, leg: Leg) -> None:
         """Writes first, then the commit, then the state; announcements wait for `announce`."""
         check_tokens(sending, leg)
+        if not self._has_path(leg):
+            return  # `on_path_opened` goes on from here
         began = sending.state is State.READY and bool(sending.chunks)
         if began:
             sending.advance(SendingEvent.POSTED)
         while leg.chunks_posted < len(sending.chunks):
-            peer = self.peers.get(leg.peer)
-            if leg.plan is not None and (peer is None or peer.path is not PathState.OPEN):
-                raise PeerError("the path to decode is not open", retryable=True)
             self.effects += post_chunk(sending, leg, sending.chunks[leg.chunks_posted])
         if sending.complete and not leg.commit_asked:
             index = self.workers[sending.worker].rank.index
             self.effects += ask_commit(sending, leg, index)
         if began:
             self.show(sending)
+
+    def _has_path(self, leg: Leg) -> bool:
+        """Whether writes can be posted now; a leg that owes nothing needs no path."""
+        peer = self.peers.get(leg.peer)
+        return leg.plan is None or (peer is not None and peer.path is PathState.OPEN)
+
+    def blocked(self, sending: Sending) -> bool:
+        """Whether a chunk waits for a path to open."""
+        return any(leg.chunks_posted < len(sending.chunks) for leg in sending.legs.values())
 
     def announce(self, sending: Sending) -> None:
         """Tell decode of chunks that are still on their way.
@@ -116,16 +121,14 @@ class Sends:
             return
         sending.error = error
         for leg in sending.legs.values():
-            if leg.committed:
-                continue
+            # What decode says of a leg (committed) says nothing of what the lane still reads.
             leg.drained = leg.sent or not (
                 leg.batches_in_flight or leg.commit_asked or leg.batch_failed
             )
             if not leg.drained:
                 self.effects.append(Cancel(leg.peer, leg.generation))
-            peer = self.peers.get(leg.peer)
-            if leg.key != aborted and peer is not None and not peer.gone:
-                self.tell_failed(leg.peer, leg.generation, sending.worker, error)
+            if not leg.committed:
+                self._end_leg(sending, leg, aborted)
         busy = any(not leg.drained for leg in sending.legs.values())
         sending.advance(SendingEvent.FAILED_BUSY if busy else SendingEvent.FAILED_IDLE)
         legs = list(sending.legs.values())
@@ -138,6 +141,22 @@ class Sends:
             for other, _ in list(self.legs(self.peers.get(leg.peer), leg.generation)):
                 if other is not sending and not leg.committed:
                     self.fail(other, error, aborted=aborted)
+
+    def _end_leg(self, sending: Sending, leg: Leg, aborted: tuple[bytes, int] | None) -> None:
+        """Nobody joins this transfer any more, and its receiver hears of the end."""
+        peer = self.peers.get(leg.peer)
+        if peer is None or sending.error is None:
+            return
+        peer.bury(leg.generation)
+        if leg.key != aborted and not peer.gone:
+            self.tell_failed(leg.peer, leg.generation, sending.worker, sending.error)
+
+    def commits(self, peer_id: bytes, generation: int, worker: int) -> bool:
+        """Whether a commit that was asked for may leave: every write of the leg could be posted."""
+        return any(
+            sending.worker == worker and sending.error is None and not leg.batch_failed
+            for sending, leg in self.legs(self.peers.get(peer_id), generation)
+        )
 
     def finish(self, sending: Sending) -> None:
         """The send is final: its pages are the worker's."""

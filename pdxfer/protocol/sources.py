@@ -155,6 +155,8 @@ class Sources:
         """Address lists of instances with ranks at more than one prefill agent."""
         self._agreed: dict[tuple[tuple[str, ...], int], Pairs] = {}
         """(addresses, worker) to the pairs agreed on; emptied when either side changes."""
+        self.barred: dict[int, PdxferError] = {}
+        """Worker whose memory the lane cannot have to the reason."""
 
     def link(self, address: str) -> Link:
         """The link of a control address, made when first named."""
@@ -196,8 +198,11 @@ class Sources:
         """The pairs that both sides agree on, or what is still awaited, in words.
 
         Raises:
-            PdxferError: the refusal of a pair or of a link.
+            PdxferError: the refusal of a pair, of a link or of the worker's memory.
         """
+        barred = self.barred.get(worker.worker_id)
+        if barred is not None:
+            raise barred
         key = (addresses, worker.worker_id)
         known = self._agreed.get(key)
         if known is not None:

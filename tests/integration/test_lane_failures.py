@@ -15,6 +15,7 @@ from pdxfer.agent.prefill import PrefillAgent
 from pdxfer.client import AsyncDecodeClient, AsyncPrefillClient, State
 from pdxfer.errors import PdxferError, PeerError, ResourceError
 from pdxfer.fabric.inproc import Hub, InprocFabric
+from pdxfer.wire.messages import LaneFailed
 from tests.support.caches import SeededCache, expect, small_token_major
 
 WAIT_S = 20.0
@@ -266,3 +267,139 @@ async def test_an_address_that_nobody_answers_is_called_for_a_while_only(tmp_pat
         await until(lambda: len(decode._links) == 1)
         assert nobody not in decode.machine.sources.links
         await cross(both, sender, reader, source, destination, 3)
+
+
+async def test_no_commit_leaves_where_the_writes_could_not_be_posted(tmp_path):
+    both = Both(tmp_path)
+    both.hub.automatic = True
+    async with both.workers() as (sender, reader, source, destination):
+        await reader.connect(sender.addresses, timeout_s=WAIT_S)
+
+        def refuse(*_):
+            raise ResourceError("no memory to register")
+
+        fabric = both.fabrics["prefill"]
+        register, fabric.register = fabric.register, refuse
+        for room in range(1, 11):
+            sending, receiving = await begin(sender, reader, room)
+            with pytest.raises(PdxferError, match="no memory to register"):
+                await receiving.wait(WAIT_S)
+            await until(lambda a=sending, b=receiving: a.pages_returned and b.pages_returned)
+        fabric.register = register
+        await cross(both, sender, reader, source, destination, 11)
+
+
+async def test_a_lane_that_fails_twice_is_tried_again(tmp_path):
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        fabric = both.fabrics["prefill"]
+        connect = fabric.connect
+
+        def once(*_):
+            fabric.connect = connect
+            raise ResourceError("down for a moment")
+
+        fabric.connect = once
+        both.path.fail("cut")
+        decode = both.agents["decode"].incarnation
+        await until(lambda: fabric.connect == connect and decode in fabric.paths)
+        await cross(both, sender, reader, source, destination, 2)
+
+
+async def test_what_an_earlier_receive_side_suffered_does_not_end_the_next(tmp_path):
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        prefill, decode = both.agents["prefill"], both.agents["decode"]
+        life = prefill.incarnation
+        first = decode._lanes_of[life].since
+        both.path.fail("cut")
+        await until(lambda: decode._lanes_of[life].since > first)
+        lane = decode._lanes_of[life]
+        control = decode.machine.peers[life].address
+        stale = LaneFailed(revision=first, lane="inproc", text="nobody at the old address")
+        decode._on_peer_message(control, life, stale)
+        assert decode._lanes_of[life] is lane
+        assert lane.made_for == "inproc"
+        await cross(both, sender, reader, source, destination, 2)
+
+
+async def test_a_worker_whose_memory_the_lane_cannot_have_is_refused_alone(tmp_path):
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        fabric, socket = both.fabrics["decode"], both.agents["decode"].config.socket_path
+        register, left = fabric.register, len(fabric._regions)
+
+        def refuse(address, length_bytes, owner):
+            if len(fabric._regions) > left:
+                raise ResourceError("no memory to register")
+            return register(address, length_bytes, owner)
+
+        fabric.register = refuse
+        other = SeededCache(small_token_major(), 3)
+        async with AsyncDecodeClient(socket, other, instance="other") as barred:
+            with pytest.raises(ResourceError, match="no memory to register"):
+                await barred.connect(sender.addresses, timeout_s=WAIT_S)
+            with pytest.raises(ResourceError, match="no memory to register"):
+                await (await barred.receive(7, sender.addresses, [5], tokens=16)).wait(WAIT_S)
+            assert len(fabric._regions) == left, "what was registered of it is given back"
+            await cross(both, sender, reader, source, destination, 2)
+        await cross(both, sender, reader, source, destination, 3)
+
+
+async def test_a_lane_that_decode_cannot_have_gives_way_to_the_next(tmp_path):
+    both = Both(tmp_path, ("broken", "inproc"))
+    decode = both.agents["decode"]
+    make = decode.lanes._make
+
+    def refuse(lane):
+        if lane == "broken":
+            raise ResourceError("lane broken is broken here")
+        return make(lane)
+
+    decode.lanes._make = refuse
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+
+
+async def test_addresses_that_nobody_answers_do_not_block_a_good_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("pdxfer.limits.LINKS_PER_AGENT_MAX", 3)
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        for port in range(20_000, 20_006):
+            with pytest.raises(PeerError):
+                await reader.connect(f"tcp://127.0.0.1:{port}", timeout_s=0.05)
+        assert len(both.agents["decode"]._links) == 3
+        waiting = [
+            await reader.receive(room, f"tcp://127.0.0.1:{room}", [room], tokens=16, deadline_s=1.0)
+            for room in (20, 21, 22)
+        ]
+        with pytest.raises(ResourceError, match="3 prefill addresses are in use, at most 3"):
+            await reader.connect(sender.addresses, timeout_s=WAIT_S)
+        for each in waiting:
+            with pytest.raises(PeerError):
+                await each.wait(WAIT_S)
+        await cross(both, sender, reader, source, destination, 1)
+
+
+async def test_a_link_without_a_socket_says_so_and_is_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("pdxfer.agent.control_socket.CONTROL_SOCKETS_MAX", 4)
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        nobody = "tcp://127.0.0.1:20000"
+        with pytest.raises(ResourceError, match=f"no socket for the link to {nobody}"):
+            await reader.connect(nobody, timeout_s=WAIT_S)
+        assert nobody not in both.agents["decode"]._links
+        assert nobody not in both.agents["decode"].machine.sources.links
+        await cross(both, sender, reader, source, destination, 2)
+
+
+async def test_the_first_link_without_a_socket_leaves_nothing_open(tmp_path, monkeypatch):
+    monkeypatch.setattr("pdxfer.agent.control_socket.CONTROL_SOCKETS_MAX", 2)
+    both = Both(tmp_path)
+    async with both.workers() as (_, reader, _, _):
+        with pytest.raises(ResourceError, match="no socket for the link to"):
+            await reader.connect("tcp://127.0.0.1:2000", timeout_s=WAIT_S)

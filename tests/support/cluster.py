@@ -134,6 +134,8 @@ class Node:
     def commit(self, effect: fx.PostCommit) -> None:
         path = self.fabric.paths.get(effect.peer)
         worker = effect.payload.source_worker
+        if not self.machine.commits(effect.peer, effect.generation, worker):
+            return
         if path is None:
             self.machine.on_commit_sent(
                 effect.peer, effect.generation, worker, error="the path is gone"
@@ -170,7 +172,7 @@ class Node:
             template = self.machine.peers[peer].accept_template()
             return msgspec.structs.replace(template, lane_address=self.fabric.send_address())
         return Attach(
-            revision=self.machine.revision,
+            revision=self.machine.next_revision(),
             workers=[worker.info() for worker in self.machine.workers.values()],
             siblings=[
                 msgspec.structs.replace(worker.info(), regions=[])

@@ -1,5 +1,7 @@
 """Openings that nobody awaits any more, seen by a client of threads."""
 
+import time
+
 import pytest
 
 from pdxfer.client import State
@@ -78,3 +80,17 @@ def test_openings_without_pages_hold_none(prefill_agent, cache):
         with pytest.raises(DaemonUnavailableError):
             client.send(2, [1])
         assert client.given_up == {2}
+
+
+def test_polling_alone_brings_its_pages_back(decode_agent, late):
+    client, opening = late
+    decode_agent.run(decode_agent.answer_open, *opening)
+    for _ in range(200):
+        assert client.finished() == []
+        assert client.given_up == {6}
+        if decode_agent.count(AbortTransfer):
+            break
+        time.sleep(0.01)
+    decode_agent.next(AbortTransfer)
+    decode_agent.show(6, State.FAILED, error=TransferError("x"))
+    assert client.given_up == frozenset()

@@ -6,65 +6,25 @@ import pytest
 
 from pdxfer import limits
 from pdxfer.errors import LayoutMismatchError, PeerError, RemoteProtocolError
-from pdxfer.layout import Rank, token_major
-from pdxfer.protocol.effects import Tell
+from pdxfer.layout import Rank
+from pdxfer.protocol.effects import Post, Tell
 from pdxfer.protocol.state import State
+from pdxfer.wire import codec
 from pdxfer.wire.messages import Abort, Drained, Failed, Heartbeat, Receive
-from tests.support.cluster import ADDRESS, Cluster, full
+from tests.support.cluster import Cluster, full
+from tests.support.transfers import (
+    PAGE,
+    layout,
+    one_to_two_agents,
+    open_room,
+    pair,
+    part,
+    receive,
+    send,
+    two_to_one,
+)
 
-PAGE = 4
 SEEDS = range(8)
-
-
-def layout(**changes):
-    settings = {
-        "layers": range(3),
-        "kv_heads": 2,
-        "head_dim": 8,
-        "page_size": PAGE,
-        "pages": 16,
-        "dtype": "bfloat16",
-    }
-    return token_major(**{**settings, **changes})
-
-
-def part(rank, of=2):
-    """One of two heads, at one of two ranks."""
-    return layout(kv_heads=1, total_kv_heads=2, head_first=rank), Rank(tp=rank, tp_size=of)
-
-
-def receive(cluster, node, worker=0, room=7, ids=(5, 6), slot=0, wait_s=60.0, prefill=(ADDRESS,)):
-    receiving = node.machine.receive(
-        worker, room, slot, prefill, deadline=cluster.now + wait_s, now=cluster.now
-    )
-    tokens = PAGE * len(ids)
-    node.machine.place(worker, slot, full(ids), tokens=tokens, prefix_tokens=0, now=cluster.now)
-    node.pump()
-    return receiving
-
-
-def open_room(cluster, node, worker=0, room=7, slot=0, wait_s=60.0):
-    node.machine.open(worker, room, slot, deadline=cluster.now + wait_s, lease_s=30.0)
-    node.pump()
-
-
-def send(node, worker=0, ids=(2, 3), slot=0, last=True, tokens=None):
-    if tokens is None and last:
-        tokens = PAGE * len(ids)
-    node.machine.send(worker, slot, full(ids), tokens=tokens, layers=None, last=last, aux=b"")
-    node.pump()
-
-
-def one_to_two_agents(seed):
-    """A prefill worker and the two ranks of a decode instance, each beside its own agent."""
-    cluster = Cluster(seed)
-    prefill, decodes = cluster.prefill(), [cluster.decode(), cluster.decode()]
-    prefill.attach(0, layout())
-    for tp, decode in enumerate(decodes):
-        decode.attach(tp, *part(tp))
-        cluster.join(decode, prefill)
-    cluster.run()
-    return cluster, prefill, decodes
 
 
 @pytest.mark.parametrize("how", ["abort", "goodbye", "new session"])
@@ -350,3 +310,110 @@ def test_refused_rooms_are_remembered_for_their_sends_and_not_for_ever():
     assert (len(peer.waiting), len(peer.ended)) == (0, 4)
     cluster.pass_time(limits.UNMATCHED_DEADLINE_S + 1)
     assert not peer.ended
+
+
+@pytest.mark.parametrize("end", ["decode aborts", "its worker goes"])
+def test_a_rank_does_not_join_a_transfer_that_is_ending(end):
+    cluster, prefill, decode = two_to_one()
+    receive(cluster, decode)
+    open_room(cluster, prefill, 0)
+    cluster.run()
+    send(prefill, 0, last=False)
+    prefill.machine.abort(0, 0, "enough")
+    prefill.pump()
+    open_room(cluster, prefill, 1)
+    send(prefill, 1, last=False)
+    assert prefill.shown[1, 0].state is State.FAILED
+    prefill.fabric.paths[decode.machine.incarnation].step()
+    prefill.take_lane_events()  # Cancelled
+    if end == "its worker goes":
+        prefill.machine.detach(1, "exits")
+        prefill.pump()
+        assert not (1 in prefill.freed and cluster.hub.ready()), "the lane reads what was freed"
+    while decode.shown[0, 0].state is not State.FAILED:
+        assert cluster.deliver_one()
+    before = [part.copy() for part in decode.memory[0]]
+    cluster.run()
+    for was, now in zip(before, decode.memory[0], strict=True):
+        assert np.array_equal(was, now), "nothing lands after the pages came back"
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_receive_that_comes_behind_the_failure_of_another_rank_ends_its_send(opened):
+    cluster, prefill, decode = two_to_one()
+    if opened:
+        open_room(cluster, prefill, 1)
+    life = decode.machine.incarnation
+    cluster.cut.add((life, prefill.machine.incarnation))
+    receive(cluster, decode)
+    cluster.run()
+    waiting = cluster.network[life, prefill.machine.incarnation]
+    open_room(cluster, prefill, 0)
+    first = codec.decode(waiting.popleft()).message
+    prefill.machine.on_message(life, first, cluster.now)
+    prefill.pump()
+    prefill.machine.abort(0, 0, "enough")
+    prefill.pump()
+    cluster.cut.clear()
+    cluster.run()
+    if not opened:
+        open_room(cluster, prefill, 1)
+    assert prefill.shown[1, 0].state is State.FAILED
+    assert decode.shown[0, 0].state is State.FAILED
+
+
+def test_a_room_received_again_before_the_link_is_up_meets_its_send():
+    cluster = Cluster(0)
+    prefill, decode = cluster.prefill(), cluster.decode()
+    prefill.attach(0, layout())
+    decode.attach(0, layout())
+    receive(cluster, decode)
+    decode.machine.abort(0, 0, "retry", cluster.now)
+    decode.pump()
+    receive(cluster, decode, slot=1)
+    cluster.join(decode, prefill)
+    cluster.run()
+    open_room(cluster, prefill)
+    send(prefill)
+    cluster.run()
+    assert decode.shown[0, 1].state is State.COMMITTED
+
+
+def test_no_commit_leaves_behind_writes_that_could_not_be_posted():
+    cluster, prefill, decode = pair()
+    receive(cluster, decode)
+    open_room(cluster, prefill)
+    cluster.run()
+    life = decode.machine.incarnation
+    prefill.machine.send(0, 0, full([2, 3]), tokens=8, layers=None, last=True, aux=b"")
+    posted = [e for e in prefill.machine.take_effects() if not isinstance(e, Post)]
+    prefill.machine.on_batch(life, 1, 0, length_bytes=0, error="no memory")
+    for effect in posted:
+        prefill.do(effect)
+    prefill.pump()
+    cluster.run()
+    assert decode.shown[0, 0].state is State.FAILED
+    assert "no memory" in str(decode.shown[0, 0].last.error)
+    assert prefill.shown[0, 0].state is State.FAILED
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_is_sent_while_the_path_is_down_waits_for_the_next_one(again):
+    cluster, prefill, decode = pair()
+    prefill.fabric.paths[decode.machine.incarnation].fail("cut")
+    cluster.run()
+    receive(cluster, decode, wait_s=20)
+    open_room(cluster, prefill, wait_s=20)
+    send(prefill)
+    cluster.run()
+    assert prefill.shown[0, 0].state is State.READY
+    if again:
+        decode.machine._announce()  # what the agent does when it hears LaneFailed
+        decode.pump()
+        cluster.run()
+        assert decode.shown[0, 0].state is State.COMMITTED
+        assert prefill.shown[0, 0].state is State.COMMITTED
+        return
+    cluster.pass_time(21)
+    assert "no path to decode opened before its deadline" in str(prefill.shown[0, 0].last.error)
+    assert decode.shown[0, 0].state is State.FAILED

@@ -1,0 +1,84 @@
+"""The receives of one decode life whose sends have not come. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdxfer.wire.messages import Place, Receive
+
+SendKey = tuple[int, int]
+"""(source worker, room)."""
+
+
+class Waiting:
+    """Unmatched receives, by the send they wait for and by their generation."""
+
+    def __init__(self) -> None:
+        self._of_send: dict[SendKey, dict[int, Receive]] = {}
+        """To the receive of each receiver index."""
+        self._keys: dict[int, set[SendKey]] = {}
+        """By generation."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, generation: int) -> bool:
+        return generation in self._keys
+
+    def keys(self, generation: int) -> set[SendKey]:
+        """The sends that receives of this generation wait for."""
+        return self._keys.get(generation, set())
+
+    def knows(self, generation: int, worker: int) -> bool:
+        """Whether a receive of this generation waits for a send of a source worker."""
+        return any(key[0] == worker for key in self.keys(generation))
+
+    def add(self, receive: Receive) -> None:
+        """Keep a receive; a later one of the same receiver replaces it."""
+        key = (receive.source_worker, receive.room)
+        earlier = self._of_send.get(key, {}).get(receive.receiver_index)
+        if earlier is not None:
+            if earlier.generation > receive.generation:
+                return
+            self._forget(earlier)
+        self._of_send.setdefault(key, {})[receive.receiver_index] = receive
+        self._keys.setdefault(receive.generation, set()).add(key)
+        self._count += 1
+
+    def take(self, worker: int, room: int) -> list[Receive]:
+        """The receives that waited for this send; they wait no more."""
+        taken = list(self._of_send.get((worker, room), {}).values())
+        for receive in taken:
+            self._forget(receive)
+        return taken
+
+    def place(self, place: Place) -> None:
+        """Put pages to a receive; an unknown one is dead already."""
+        for key in self.keys(place.generation):
+            for index, receive in self._of_send[key].items():
+                if (receive.generation, receive.source_worker) == (
+                    place.generation,
+                    place.source_worker,
+                ):
+                    self._of_send[key][index] = msgspec.structs.replace(receive, place=place)
+
+    def drop(self, generation: int) -> None:
+        """Forget the receives of a generation."""
+        for key in list(self.keys(generation)):
+            for receive in list(self._of_send[key].values()):
+                if receive.generation == generation:
+                    self._forget(receive)
+
+    def _forget(self, receive: Receive) -> None:
+        key = (receive.source_worker, receive.room)
+        receives = self._of_send[key]
+        del receives[receive.receiver_index]
+        self._count -= 1
+        if not receives:
+            del self._of_send[key]
+        if all(other.generation != receive.generation for other in receives.values()):
+            keys = self._keys[receive.generation]
+            keys.discard(key)
+            if not keys:
+                del self._keys[receive.generation]
