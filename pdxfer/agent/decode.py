@@ -409,7 +409,7 @@ class DecodeAgent(Agent):
             choice.candidates.pop(0)
         choice.opened = False
         if choice.candidates:
-            self._announce(peer)
+            self.machine.announce_to(peer)
         else:
             self._no_lane_left(control, peer, message.lane, message.text)
 
@@ -481,7 +481,6 @@ class DecodeAgent(Agent):
                 failed, why = choice.candidates.pop(0), str(error)
             else:
                 choice.made_for, choice.since = lane, revision
-                self.machine.lane_attached(peer_id)
         if not choice.candidates:
             self._no_lane_left(peer.address, peer_id, failed, why)
             return

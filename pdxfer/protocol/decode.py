@@ -210,7 +210,7 @@ class DecodeMachine:
             if peer_id in receiving.unproven and receiving.error is not None:
                 again = Abort(generation=receiving.generation, reason=str(receiving.error))
                 self._receives.effects.append(Tell(peer_id, again))
-        self._receives.effects.append(Announce(peer_id))
+        self.announce_to(peer_id)
 
     def link_refused(self, address: str, error: PdxferError, now: float) -> None:
         """The link cannot come up, or its life refuses the session; rooms named on it fail."""
@@ -381,10 +381,14 @@ class DecodeMachine:
             for receiving in list(self.live.values()):
                 self._receives.prove(receiving, peer_id, proof)
 
-    def lane_attached(self, peer_id: bytes) -> None:
-        """A new receive side was made for a prefill life: its writes may land from now on."""
+    def announce_to(self, peer_id: bytes) -> None:
+        """A prefill life is told our workers, and a receive side if it has none.
+
+        Its writes may land again from here on: what fails later is told behind this `Attach`.
+        """
         if peer_id in self.peers:
             self.peers[peer_id].silence = ""
+            self._receives.effects.append(Announce(peer_id))
 
     def sender_dead(self, peer_id: bytes) -> None:
         """The writing process of a prefill life is known to be dead (its pidfd is readable)."""
@@ -421,7 +425,7 @@ class DecodeMachine:
         self.sources.changed()
         for peer in self.peers.values():
             if not peer.gone:
-                self._receives.effects.append(Announce(peer.peer_id))
+                self.announce_to(peer.peer_id)
 
     def _on_link(self, control: str) -> list[Receiving]:
         return [

@@ -23,7 +23,7 @@ from pdxfer.fabric.base import (
     RemoteRegion,
     SenderLost,
 )
-from pdxfer.fabric.inproc import Hub, InprocFabric
+from pdxfer.fabric.inproc import Hub, InprocFabric, InprocPath
 from pdxfer.layout import KVLayout, Pages, Rank
 from pdxfer.protocol import effects as fx
 from pdxfer.protocol.decode import DecodeMachine
@@ -58,6 +58,8 @@ class Node:
         self.memory: dict[int, list[np.ndarray]] = {}
         self.regions: dict[int, list] = {}
         self.tickets: dict[tuple[bytes, int], int] = {}
+        self.paths: dict[bytes, InprocPath] = {}
+        """As the agent keeps them: until it has heard of their end."""
         self.shown: dict[tuple[int, int], Shown] = {}
         self.freed: list[int] = []
         self.dead = False
@@ -113,9 +115,9 @@ class Node:
             case fx.Free():
                 self.freed.append(effect.worker)
             case fx.OpenPath():
-                self.fabric.connect(effect.peer, effect.address, 1.0)
+                self.paths[effect.peer] = self.fabric.connect(effect.peer, effect.address, 1.0)
             case fx.ClosePath():
-                path = self.fabric.paths.get(effect.peer)
+                path = self.paths.get(effect.peer)
                 if path is None:
                     self.machine.on_path_closed(effect.peer, "", drained=True)
                 else:
@@ -125,8 +127,8 @@ class Node:
             case fx.PostCommit():
                 self.commit(effect)
             case fx.Cancel():
-                path = self.fabric.paths.get(effect.peer)
-                if path is not None:  # else its PathClosed is on the way
+                path = self.paths.get(effect.peer)
+                if path is not None and not path.closed:  # else its PathClosed is on the way
                     path.cancel(effect.generation)
             case fx.WatchSender():
                 self.fabric.watch_sender(effect.peer, effect.address)
@@ -188,6 +190,8 @@ class Node:
         for event in events:
             match event:
                 case PathOpened():
+                    if event.error:
+                        self.paths.pop(event.peer, None)
                     self.machine.on_path_opened(event.peer, event.error)
                 case Posted():
                     worker = self.tickets.pop((event.peer, event.ticket))
@@ -206,6 +210,7 @@ class Node:
                 case Cancelled():
                     self.machine.on_cancelled(event.peer, event.generation)
                 case PathClosed():
+                    self.paths.pop(event.peer, None)
                     self.machine.on_path_closed(event.peer, event.error, drained=event.drained)
                 case CommitArrived():
                     self.machine.on_commit(event.peer, codec.decode_commit(event.payload), now)
