@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from pdxfer.errors import PdxferError
 from pdxfer.fabric.base import (
     Cancelled,
     CommitArrived,
@@ -31,7 +32,7 @@ from pdxfer.protocol.prefill import PrefillMachine
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire import codec
-from pdxfer.wire.messages import Attach, Envelope, Heartbeat, RegionInfo
+from pdxfer.wire.messages import Attach, Envelope, Heartbeat, LaneFailed, RegionInfo
 
 ADDRESS = "tcp://prefill:1"
 
@@ -60,6 +61,8 @@ class Node:
         self.tickets: dict[tuple[bytes, int], int] = {}
         self.paths: dict[bytes, InprocPath] = {}
         """As the agent keeps them: until it has heard of their end."""
+        self.receive_sides: dict[bytes, int] = {}
+        """Sender to the revision of the first `Attach` that named its receive side."""
         self.shown: dict[tuple[int, int], Shown] = {}
         self.freed: list[int] = []
         self.dead = False
@@ -131,7 +134,10 @@ class Node:
                 if path is not None and not path.closed:  # else its PathClosed is on the way
                     path.cancel(effect.generation)
             case fx.WatchSender():
-                self.fabric.watch_sender(effect.peer, effect.address)
+                try:
+                    self.fabric.watch_sender(effect.peer, effect.address)
+                except PdxferError as error:
+                    self.machine.sender_lost(effect.peer, str(error), "", self.cluster.now)
 
     def commit(self, effect: fx.PostCommit) -> None:
         path = self.fabric.paths.get(effect.peer)
@@ -173,16 +179,35 @@ class Node:
         if self.is_prefill:
             template = self.machine.peers[peer].accept_template()
             return msgspec.structs.replace(template, lane_address=self.fabric.send_address())
+        revision, address = self.machine.next_revision(), self.fabric.open_receiver(peer)
+        self.receive_sides.setdefault(peer, revision)
         return Attach(
-            revision=self.machine.next_revision(),
+            revision=revision,
             workers=[worker.info() for worker in self.machine.workers.values()],
             siblings=[
                 msgspec.structs.replace(worker.info(), regions=[])
                 for worker in self.machine.sources.siblings(peer)
             ],
             lane="inproc",
-            lane_address=self.fabric.open_receiver(peer),
+            lane_address=address,
         )
+
+    @property
+    def proof(self) -> str:
+        """What the end of a receive side proves here."""
+        return "revoked" if self.fabric.capabilities.handler_proves_silence else ""
+
+    def close_receive_side(self, peer: bytes) -> None:
+        """End it, if it is there."""
+        if self.receive_sides.pop(peer, None) is not None:
+            self.fabric.close_receiver(peer)
+            self.machine.receiver_closed(peer, self.proof)
+
+    def lane_failed(self, peer: bytes, revision: int) -> None:
+        """Attach anew, unless it is an earlier receive side that failed."""
+        if revision >= self.receive_sides.get(peer, 0):
+            self.close_receive_side(peer)
+            self.machine.announce_to(peer)
 
     def take_lane_events(self) -> bool:
         events = self.fabric.drain()
@@ -215,8 +240,8 @@ class Node:
                 case CommitArrived():
                     self.machine.on_commit(event.peer, codec.decode_commit(event.payload), now)
                 case SenderLost():
-                    proof = "revoked" if self.fabric.capabilities.handler_proves_silence else ""
-                    self.machine.sender_lost(event.peer, event.error, proof, now)
+                    self.receive_sides.pop(event.peer, None)
+                    self.machine.sender_lost(event.peer, event.error, self.proof, now)
             self.pump()
         return bool(events)
 
@@ -224,7 +249,9 @@ class Node:
 class Cluster:
     """Nodes, the network between them, the clock."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, attach_anew: bool = False) -> None:
+        self.attach_anew = attach_anew
+        """Whether decode answers a broken lane, as the agent does."""
         self.rng = random.Random(seed)
         self.now = 1000.0
         self.hub = Hub()
@@ -232,6 +259,8 @@ class Cluster:
         self.network: dict[tuple[bytes, bytes], deque[bytes]] = {}
         self.cut: set[tuple[bytes, bytes]] = set()
         """Directions that keep their messages for later."""
+        self.lost: set[tuple[bytes, bytes]] = set()
+        """Directions that take no message."""
         self.control_bytes = 0
 
     def add(self, machine, **options) -> Node:
@@ -249,6 +278,8 @@ class Cluster:
         decode.pump()
 
     def carry(self, node: Node, peer: bytes, message) -> None:
+        if (node.machine.incarnation, peer) in self.lost:
+            return
         frame = codec.encode(
             Envelope(
                 source=node.machine.incarnation,
@@ -272,6 +303,8 @@ class Cluster:
         if node is not None and not node.dead:
             message = codec.decode(frame).message
             node.machine.on_message(source, message, self.now)
+            if self.attach_anew and isinstance(message, LaneFailed):
+                node.lane_failed(source, message.revision)
             node.pump()
         return True
 
