@@ -23,7 +23,8 @@ class ByteMap:
     model: str = ""
     """`name@revision`; empty: not compared."""
     unified_memory: bool = False
-    """Pages are envelopes: all planes of one page lie together in one region."""
+    """Pages are envelopes: all planes of one page lie together in one region; where layouts were
+    joined or combined, those of each in a region of its own."""
     relayout: str = "allow"
     """Default of this pool: `allow` any layout of the same model, or `never`."""
 

@@ -9,15 +9,20 @@ from pdxfer.layout import (
     Plane,
     RegionSpec,
     Side,
+    StateTensor,
     check_pair,
     combine,
     head_major,
+    join_parts,
+    k_only,
     mla,
     page_major,
     plan,
+    state_entries,
     token_major,
     unified_entries,
 )
+from pdxfer.layout.builders_parts import beside_draft
 
 SHAPE = {
     "layers": range(3),
@@ -276,6 +281,89 @@ class TestWholeEnvelope:
         check_pair(Side(shared(4), 1, "never"), Side(shared(4), 1, "never"))
         error = refusal(shared(4), shared(2), relayout="never")
         assert str(error) == envelope_text(shared(4), shared(2))
+
+
+def twice_as_wide(layout):
+    """The same layout, the last region of which has pages of twice the bytes."""
+    last = layout.regions[-1]
+    wide = RegionSpec(2 * last.length_bytes, 2 * last.item_len)
+    return dataclasses.replace(layout, regions=(*layout.regions[:-1], wide))
+
+
+WINDOW = {**SHAPE, "layers": [7], "group": "swa"}
+DRAFT = page_major(**{**SHAPE, "layers": [9]})
+INDEX = k_only(layers=[0, 2], heads=1, head_dim=8, page_size=4, pages=9, dtype="bfloat16")
+STATE = state_entries(layers=[7], tensors=[StateTensor("temporal", (2, 4), "float32")], slots=5)
+
+
+class TestSeveralEnvelopes:
+    """Groups and joined parts lie in regions of their own; the pair is strict all the same."""
+
+    @pytest.fixture(
+        params=[
+            join_parts(page_major(**SHAPE), INDEX),
+            beside_draft(page_major(**SHAPE), DRAFT),
+            combine(page_major(**SHAPE), page_major(**{**SHAPE, "layers": [7]}, group="swa")),
+            combine(
+                unified_entries(**SHAPE), unified_entries(**{**SHAPE, "layers": [7]}, group="swa")
+            ),
+            combine(page_major(**SHAPE), STATE),
+        ],
+        ids=["index", "draft", "windows of pages", "windows of entries", "state"],
+    )
+    def layout(self, request):
+        return request.param
+
+    def test_a_twin_is_taken_by_default(self, layout):
+        assert layout.unified_memory
+        assert layout.relayout == "never"
+        assert len(layout.regions) > 1
+        assert not plan(layout, layout, relayout=layout.relayout).empty
+
+    def test_other_page_counts_are_taken(self, layout):
+        more = dataclasses.replace(
+            layout,
+            groups=tuple(dataclasses.replace(g, pages=g.pages - 1) for g in layout.groups),
+        )
+        check_pair(Side(layout, 2, "never"), Side(more, 2, "never"))
+
+    def test_other_attention_tp(self, layout):
+        error = refusal(layout, layout, relayout="never", tp=(4, 2))
+        assert str(error) == (
+            "--enable-unified-memory does not support different prefill / decode attention TP "
+            "sizes (prefill=4, decode=2): the whole-envelope state cannot be TP-resliced."
+        )
+
+    def test_only_one_side_is_unified(self, layout):
+        error = refusal(layout, dataclasses.replace(layout, unified_memory=False), relayout="never")
+        assert str(error) == envelope_text(layout, layout)
+        assert error.fields == {"unified_memory": "prefill=True, decode=False"}
+
+    def test_one_envelope_against_several(self, layout):
+        one = page_major(**SHAPE)
+        for pair in ((layout, one), (one, layout)):
+            error = refusal(*pair, relayout="never")
+            assert str(error).startswith(envelope_text(*pair))
+            numbers = [len(side.regions) for side in pair]
+            assert error.fields["regions"] == f"prefill={numbers[0]}, decode={numbers[1]}"
+
+    def test_envelopes_that_differ_behind_the_first_are_named(self, layout):
+        other = twice_as_wide(layout)
+        error = refusal(layout, other, relayout="never")
+        assert str(error).startswith(envelope_text(layout, other))
+        named = f"prefill has {list(layout.item_lens)}, decode has {list(other.item_lens)}."
+        assert f"item_lens: {named}" in str(error)
+        assert 'Set relayout="allow"' in str(error)
+
+    def test_equal_lengths_with_another_inner_order(self):
+        pair = [combine(build(**SHAPE), build(**WINDOW)) for build in (page_major, unified_entries)]
+        assert pair[0].item_lens == pair[1].item_lens
+        assert "inner order" in str(refusal(*pair, relayout="never"))
+
+    def test_stages_that_hold_one_group_each(self):
+        full, window = page_major(**SHAPE), page_major(**WINDOW)
+        for pair in ((full, window), (combine(full, window), combine(full, window))):
+            check_pair(*(Side(layout, 1, "never", all_layers=False) for layout in pair))
 
 
 class TestPlanRefusesAlike:
