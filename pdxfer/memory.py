@@ -14,10 +14,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import mmap
+import operator
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -33,6 +35,12 @@ _REMEDY = (
     "a daemon maps only memory made by pdxfer.memory.allocate (pools make it themselves); any "
     "other memory, a GPU's too, needs the agent inside the worker: pdxfer.embedded"
 )
+
+_MEMINFO = Path("/proc/meminfo")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+"""What of a cgroup's memory the kernel takes back before it kills; shared memory is none of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +79,13 @@ class SharedMemory:
     def range(self, offset_bytes: int = 0, length_bytes: int | None = None) -> MemoryRange:
         """A part of this memory, as a layout's region.
 
-        Raises: ConfigError when the part does not lie inside.
+        Raises: ConfigError when the part does not lie inside, or a number is no int.
         """
-        length = self.length_bytes - offset_bytes if length_bytes is None else length_bytes
+        offset_bytes = _whole("offset_bytes", offset_bytes)
+        if length_bytes is None:
+            length = self.length_bytes - offset_bytes
+        else:
+            length = _whole("length_bytes", length_bytes)
         if offset_bytes < 0 or length <= 0 or offset_bytes + length > self.length_bytes:
             raise ConfigError(
                 f"range offset_bytes={offset_bytes} length_bytes={length} is not inside the "
@@ -108,11 +120,14 @@ def allocate(length_bytes: int, *, progress: Progress | None = None) -> SharedMe
         progress: called after each slice of `limits.PREFAULT_SLICE_BYTES`, on this thread.
 
     Raises:
-        ConfigError: `length_bytes` is not positive.
-        ResourceError: there is not that much memory. Nothing is left behind.
+        ConfigError: `length_bytes` is no int, or not positive.
+        ResourceError: there is not that much memory; found before a page is touched, unless others
+            take it meanwhile. Nothing is left behind.
     """
+    length_bytes = _whole("length_bytes", length_bytes)
     if length_bytes <= 0:
         raise ConfigError(f"length_bytes={length_bytes}: shared memory needs at least 1 byte")
+    _check_available(length_bytes)
     fd = os.memfd_create("pdxfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, length_bytes)
@@ -140,8 +155,9 @@ def map_sealed(fd: int, length_bytes: int) -> SharedMemory:
 
     Raises:
         ConfigError: not a memfd, not sealed against resizing, smaller than `length_bytes`, or not
-            writable. Nothing is mapped.
+            writable; a length that is no int. Nothing is mapped.
     """
+    length_bytes = _whole("length_bytes", length_bytes)
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
@@ -163,6 +179,72 @@ def map_sealed(fd: int, length_bytes: int) -> SharedMemory:
             f"the cache's memfd cannot be mapped writable ({error.strerror}): {_REMEDY}"
         ) from error
     return SharedMemory(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0), buffer)
+
+
+def available_bytes() -> int:
+    """Bytes of memory that the kernel can give this process without swapping or killing it.
+
+    What the host has, and no more than is left of the limit of any cgroup (version 2) around this
+    process: that of its container.
+
+    Raises:  ConfigError: the kernel does not say.
+    """
+    return min([_host_available_bytes(), *_cgroups_available_bytes()])
+
+
+def _host_available_bytes() -> int:
+    try:
+        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError as error:
+        raise ConfigError(f"cannot read {_MEMINFO}: {error.strerror}") from error
+    raise ConfigError(f"{_MEMINFO} does not say how much memory is available")
+
+
+def _cgroups_available_bytes() -> Iterator[int]:
+    """What is left of each limit; nothing where no limit can be read."""
+    try:
+        lines = _OWN_CGROUP.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    own = next((line[3:] for line in lines if line.startswith("0::")), "")
+    place = _CGROUPS / own.lstrip("/")
+    for folder in (place, *place.parents):
+        if not folder.is_relative_to(_CGROUPS):
+            return
+        try:
+            limit = (folder / "memory.max").read_text(encoding="ascii").strip()
+            used = int((folder / "memory.current").read_text(encoding="ascii"))
+            stat = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        except OSError:
+            continue  # the root has no limit, and a controller may be off
+        if limit != "max":
+            counts = dict(line.split() for line in stat)
+            reclaimable = sum(int(counts.get(name, 0)) for name in _RECLAIMABLE)
+            yield max(int(limit) - used + reclaimable, 0)
+
+
+def _check_available(length_bytes: int) -> None:
+    """Refuses what would end in the kernel's killer while its pages are touched."""
+    free = available_bytes()
+    if length_bytes > free:
+        raise ResourceError(
+            f"length_bytes={length_bytes}: cannot allocate shared memory: {length_bytes} bytes are "
+            f"needed, {free} are available. Make the cache smaller, end what else uses memory, or "
+            "raise the memory limit of the container",
+            fields={"length_bytes": str(length_bytes), "available_bytes": str(free)},
+        )
+
+
+def _whole(name: str, value: int) -> int:
+    """`value` as a plain int, one of numpy too."""
+    if isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name}={value!r} is no number of bytes")
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise ConfigError(f"{name}={value!r} is no whole number of bytes") from error
 
 
 def _map(fd: int, length_bytes: int) -> mmap.mmap:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from pdxfer.errors import ConfigError, ResourceError
+from pdxfer.errors import ResourceError
 from pdxfer.layout.builders_host import host_layout, units_of
 from pdxfer.layout.builders_parts import only_group
+from pdxfer.memory import available_bytes
 from pdxfer.pool.base import TokenPool
 from pdxfer.pool.blocks import PageBlock, page_blocks
 from pdxfer.pool.page_allocator import PageAllocator
@@ -335,12 +336,3 @@ def _check_memory(length_bytes: int) -> None:
             f"Not enough host memory available. Requesting {length_bytes / _GB:.2f} GB but only "
             f"have {free / _GB:.2f} GB free. Please reduce the size of the hierarchical cache."
         )
-
-
-def available_bytes() -> int:
-    """Bytes of memory that the kernel can give without swapping."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise ConfigError("/proc/meminfo does not say how much memory is available")

@@ -82,7 +82,7 @@ class Storage:
         """Make the tensor of all bytes."""
         memory, kind = self._memory, torch.device(self.device).type
         if memory is None:
-            self._raw = torch.zeros(self.length_bytes, dtype=torch.uint8, device=self.device)
+            self._raw = self._device_memory()
             return
         if isinstance(memory, torch.Tensor):
             there, has = memory.device.type, memory.numel()
@@ -167,6 +167,15 @@ class Storage:
                 if pinned:
                     self._pin()
                 raise
+
+    def _device_memory(self) -> torch.Tensor:
+        try:
+            return torch.zeros(self.length_bytes, dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError as error:
+            raise ResourceError(
+                f"cannot allocate {self.length_bytes} bytes on device={self.device}: {error}; make "
+                "the pool smaller"
+            ) from error
 
     def _pin(self) -> None:
         if not isinstance(self._memory, SharedMemory) or not torch.cuda.is_available():

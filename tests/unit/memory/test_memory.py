@@ -79,6 +79,104 @@ def test_too_much_memory_is_a_typed_error_and_leaves_nothing():
     assert open_fds() == before
 
 
+@pytest.mark.parametrize("length", [1 << 63, 1 << 64, 1 << 200])
+def test_lengths_beyond_any_file_are_typed_too(length):
+    with pytest.raises(ResourceError, match=f"length_bytes={length}: cannot allocate"):
+        memory.allocate(length)
+
+
+@pytest.mark.parametrize("length", [True, False, np.bool_(True), 4096.0, "4096", b"1"])
+def test_lengths_that_are_no_ints_are_refused(length):
+    with memory.allocate(8192) as shared:
+        for call in (
+            lambda: memory.allocate(length),
+            lambda: memory.map_sealed(shared.fd, length),
+            lambda: shared.range(0, length),
+            lambda: shared.range(length, 1),
+        ):
+            with pytest.raises(ConfigError, match=r"_bytes=.* is no (whole )?number of bytes"):
+                call()
+
+
+def test_lengths_of_numpy_are_taken():
+    with memory.allocate(np.int64(8192)) as shared, memory.map_sealed(shared.fd, np.uint32(4096)):
+        part = shared.range(np.int32(8), np.int16(16))
+        assert (part.offset_bytes, part.length_bytes) == (8, 16)
+        assert type(part.length_bytes) is int
+
+
+class TestAvailable:
+    @pytest.fixture
+    def kernel(self, tmp_path, monkeypatch):
+        """Stands for /proc and the cgroup hierarchy: (own cgroup, files by folder)."""
+
+        def says(meminfo, own="", groups=None):
+            (tmp_path / "meminfo").write_text(meminfo)
+            (tmp_path / "own").write_text(own)
+            for folder, files in (groups or {}).items():
+                (tmp_path / "groups" / folder).mkdir(parents=True, exist_ok=True)
+                for name, text in files.items():
+                    (tmp_path / "groups" / folder / f"memory.{name}").write_text(text)
+            monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+            monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "own")
+            monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "groups")
+
+        return says
+
+    def test_the_kernel_says_what_is_available(self):
+        assert 1 << 20 < memory.available_bytes() < 1 << 50
+
+    def test_more_is_refused_before_anything_is_made(self, monkeypatch):
+        monkeypatch.setattr(memory, "available_bytes", lambda: 8191)
+        monkeypatch.setattr(os, "memfd_create", None)
+        with pytest.raises(ResourceError) as raised:
+            memory.allocate(8192)
+        assert str(raised.value) == (
+            "length_bytes=8192: cannot allocate shared memory: 8192 bytes are needed, 8191 are "
+            "available. Make the cache smaller, end what else uses memory, or raise the memory "
+            "limit of the container"
+        )
+        assert raised.value.fields == {"length_bytes": "8192", "available_bytes": "8191"}
+
+    def test_all_there_is_may_be_taken(self, monkeypatch):
+        monkeypatch.setattr(memory, "available_bytes", lambda: 8192)
+        memory.allocate(8192).close()
+
+    def test_of_the_host(self, kernel):
+        kernel("MemTotal: 9 kB\nMemAvailable:    5 kB\nSwapFree: 7 kB\n")
+        assert memory.available_bytes() == 5 * 1024
+
+    def test_of_the_tightest_cgroup_around(self, kernel):
+        files = {"current": "900", "stat": "anon 5\ninactive_file 30\nactive_file 4\nshmem 77\n"}
+        groups = {
+            "": {"current": "1"},
+            "pod": {"max": "1000\n", **files},
+            "pod/worker": {"max": "max\n", **files},
+            "other": {"max": "1\n", **files},
+        }
+        kernel("MemAvailable: 5 kB\n", "4:memory:/v1\n0::/pod/worker\n", groups)
+        assert memory.available_bytes() == 1000 - 900 + 34
+
+    def test_a_limit_that_is_passed_leaves_nothing(self, kernel):
+        files = {"max": "800\n", "current": "900", "stat": "inactive_file 30\n"}
+        kernel("MemAvailable: 5 kB\n", "0::/\n", {"": files})
+        assert memory.available_bytes() == 0
+
+    def test_without_cgroups_of_version_2_the_host_decides(self, kernel):
+        kernel("MemAvailable: 5 kB\n", "4:memory:/other\n0::/../there\n")
+        assert memory.available_bytes() == 5 * 1024
+
+    def test_a_kernel_that_does_not_say(self, kernel, tmp_path, monkeypatch):
+        kernel("MemTotal: 9 kB\n")
+        with pytest.raises(ConfigError, match="does not say how much memory is available"):
+            memory.allocate(1)
+        monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "nowhere")
+        with pytest.raises(ConfigError, match=r"cannot read .*nowhere"):
+            memory.allocate(1)
+        monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "nowhere")
+        assert list(memory._cgroups_available_bytes()) == []
+
+
 def test_failing_progress_leaves_nothing():
     before = open_fds()
 

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pdxfer import memory  # noqa: E402
 from pdxfer.errors import ConfigError, ResourceError  # noqa: E402
 from pdxfer.layout import StateTensor, state_entries, token_major  # noqa: E402
 from pdxfer.pool import StatePool  # noqa: E402
@@ -62,6 +63,21 @@ def test_a_failed_registration_is_said(runtime):
     runtime.status = 2
     with pytest.raises(ResourceError, match="cannot pin 4192 bytes of host memory: CUDA error 2"):
         Storage(LAYOUT, pin=True)
+
+
+def test_a_device_without_room_is_said(monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("tried to allocate 4192 bytes")
+
+    monkeypatch.setattr(torch, "zeros", full)
+    with pytest.raises(ResourceError, match=r"4192 bytes on device=cuda: tried to .* smaller"):
+        Storage(LAYOUT, device="cuda")
+
+
+def test_a_host_without_room_is_said(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4096)
+    with pytest.raises(ResourceError, match="4192 bytes are needed, 4096 are available"):
+        Storage(LAYOUT)
 
 
 def test_without_a_gpu_nothing_is_registered(monkeypatch):
