@@ -7,6 +7,7 @@ A host pool has `layout` and `memory`: it can be the source or the destination o
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -128,7 +129,7 @@ class HostPool(TokenPool):
         pages of two layouts are other strings of bytes.
 
         Args:    flat: must be true; a page of two widths has no other shape.
-        Raises:  ShapeError, SlotError: not the first token of a page, or `flat` false.
+        Raises:  ShapeError, SlotError: not the first token of a page, no int, or `flat` false.
         """
         if not flat:
             raise ShapeError("flat=False: a page has one axis here; use flat=True")
@@ -269,7 +270,10 @@ class HostPool(TokenPool):
         return addresses, lengths
 
     def _page(self, index: int) -> int:
-        page, row = divmod(int(index), self.page_size)
+        try:
+            page, row = divmod(operator.index(index), self.page_size)
+        except TypeError as error:
+            raise ShapeError(f"index is {index!r}; the id of a token, an int, is needed") from error
         if row or not 0 <= page < self.page_num:
             raise SlotError(
                 f"index {index} is not the first of {self.page_size} tokens of one of "

@@ -16,7 +16,7 @@ from pdxfer.pool.copies import HostCopy, take_rows
 from pdxfer.pool.kv import KVPool, Layer, Scale, layer_id_of
 from pdxfer.pool.prefix_valid import committed_rows
 from pdxfer.pool.refusals import ShapeError
-from pdxfer.pool.rows import slots_of
+from pdxfer.pool.rows import INTEGERS, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,7 +140,15 @@ class SWAPool(_Together):
         )
 
     def register_mapping(self, full_to_swa_index_mapping: torch.Tensor) -> None:
-        """Take the allocator's mapping, `[slots of the full pool]`; it is read at each call."""
+        """Take the allocator's mapping, `[slots of the full pool]`; it is read at each call.
+
+        Raises:  ShapeError: too short, or no one-dimensional integers.
+        """
+        if full_to_swa_index_mapping.ndim != 1 or full_to_swa_index_mapping.dtype not in INTEGERS:
+            raise ShapeError(
+                "the mapping must be one-dimensional integers, got "
+                f"{full_to_swa_index_mapping.dtype} {tuple(full_to_swa_index_mapping.shape)}"
+            )
         if full_to_swa_index_mapping.numel() < self.full_kv_pool.slots:
             raise ShapeError(
                 f"the mapping has {full_to_swa_index_mapping.numel()} slots, the full pool "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pdxfer.pool.refusals import ShapeError
+from pdxfer.pool.rows import INTEGERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +26,10 @@ def committed_rows(
     """Slots and row numbers of what is committed, by request, then position.
 
     Shapes:  loc_2d [B, T], slots; commit_lens [B]; each of `rows` [B * T, ...]
-    Returns: slots int64 [n] and positions among the rows int64 [n], both on `device`.
-    Raises:  ShapeError: in this order: loc_2d, commit_lens, rows.
+    Returns: slots [n] of the dtype of loc_2d, not looked at, and positions among the rows int64
+             [n], both on `device`.
+    Raises:  ShapeError: in this order: the shapes of loc_2d, commit_lens, rows; then loc_2d or
+             commit_lens of no integers.
     """
     if loc_2d.ndim != 2:
         raise ShapeError(f"loc_2d must be rank-2, got shape={tuple(loc_2d.shape)}.")
@@ -39,10 +42,17 @@ def committed_rows(
         shapes = " ".join(f"tuple({name}.shape)={tuple(r.shape)}" for name, r in rows.items())
         raise ShapeError(f"KV rows must match loc_2d size: {shapes} {tuple(loc_2d.shape)=}.")
     for name, given in (("loc_2d", loc_2d), ("commit_lens", commit_lens)):
-        if given.is_floating_point():
+        if given.dtype not in INTEGERS:
             raise ShapeError(f"{name} must hold integers, got {given.dtype}")
-    loc = loc_2d.to(device=device, dtype=torch.int64)
-    lens = commit_lens.to(device=device, dtype=torch.int64)
-    mask = torch.arange(loc.shape[1], device=device)[None, :] < lens[:, None]
+    lens = _lengths(commit_lens.to(device))
+    mask = torch.arange(loc_2d.shape[1], device=device)[None, :] < lens[:, None]
     at = torch.nonzero(mask.reshape(-1)).flatten()
-    return loc.reshape(-1)[at], at
+    return loc_2d.to(device).reshape(-1)[at], at
+
+
+def _lengths(commit_lens: torch.Tensor) -> torch.Tensor:
+    """As int64. Beyond 63 bits an unsigned length wraps to under 0, and is over any T instead."""
+    lens = commit_lens.to(torch.int64)
+    if commit_lens.dtype == torch.uint64:
+        return lens.masked_fill(lens < 0, torch.iinfo(torch.int64).max)
+    return lens

@@ -28,6 +28,10 @@ _STORED_AS: Final = {
     "float8_e5m2": torch.uint8,
 }
 """Torch has no indexed store for them."""
+INTEGERS: Final = frozenset(
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
+)
+"""Dtypes that ids and lengths may have. A boolean tensor is a mask and no list of slots 0 and 1."""
 
 
 def stored_dtype(name: str) -> torch.dtype:
@@ -116,26 +120,42 @@ def slots_of(
 ) -> torch.Tensor:
     """`loc` as slot ids, int64 on `device`, every one of them in the pool.
 
-    Args:    wait: look at ids that are on a GPU too, which waits for it. Without, an id outside of
-             the pool is found there by the store itself, in torch's own way.
+    Args:    loc: integers of any width, signed or not. wait: look at ids that are on a GPU too,
+             which waits for it. Without, an id outside of the pool is found there by the store
+             itself, in torch's own way.
 
     Raises:  ShapeError: no one-dimensional integers. SlotError: an id outside of the pool.
     """
-    found = loc if isinstance(loc, torch.Tensor) else torch.as_tensor(loc)
+    found = _as_tensor(loc, name)
     if found.numel() == 0:
-        found = found.reshape(-1).to(torch.int64)
-    if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
+        return torch.zeros(0, dtype=torch.int64, device=device)
+    if found.ndim != 1 or found.dtype not in INTEGERS:
         raise ShapeError(
             f"{name} must be one-dimensional slot ids, got {found.dtype} {tuple(found.shape)}"
         )
-    seen = found.device.type == "cpu" or (wait and found.device.type != "meta")
-    if found.numel() and seen:
-        low, high = (int(end) for end in torch.aminmax(found))
+    ids = found.to(torch.int64)
+    if ids.device.type != "cpu" and not wait:
+        # An index below zero would count from the end, so it is put where no slot is.
+        return ids.masked_fill(ids < 0, slots).to(device)
+    if ids.device.type != "meta":
+        low, high = (int(end) for end in torch.aminmax(ids))
         if low < 0 or high >= slots:
+            # Beyond 63 bits an unsigned id has wrapped.
+            wrapped = 1 << 64 if found.dtype == torch.uint64 else 0
             raise SlotError(
-                f"{name} has slot {low if low < 0 else high}; the pool has 0 <= slot < {slots}"
+                f"{name} has slot {low + wrapped if low < 0 else high}; the pool has "
+                f"0 <= slot < {slots}"
             )
-    return found.to(device=device, dtype=torch.int64)
+    return ids.to(device)
+
+
+def _as_tensor(loc: object, name: str) -> torch.Tensor:
+    if isinstance(loc, torch.Tensor):
+        return loc
+    try:
+        return torch.as_tensor(loc)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"{name} must be one-dimensional slot ids: {error}") from error
 
 
 def last_of_each(loc: torch.Tensor) -> torch.Tensor | None:

@@ -152,6 +152,17 @@ class TestFlatPages:
             with pytest.raises(SlotError, match=f"index {index} is not the first of 4 tokens"):
                 call()
 
+    @pytest.mark.parametrize("index", [4.0, 4.5, "4", None])
+    def test_indices_that_are_no_ints_are_refused(self, make, device, index):
+        pool = make(HostPool, device, pages=5)
+        for call in (
+            lambda: pool.get_data_page(index),
+            lambda: pool.set_from_flat_data_page(index, pool.get_dummy_flat_data_page()),
+        ):
+            with pytest.raises(ShapeError, match="an int, is needed"):
+                call()
+        assert torch.equal(pool.get_data_page(torch.tensor(4)), pool.get_data_page(4))
+
     def test_other_lengths_and_types_are_refused(self, make, device):
         pool = make(HostPool, device, pages=5)
         fill(pool)

@@ -248,6 +248,15 @@ class TestWindow:
             stored = pool.get_key_buffer(layer).reshape(-1, 2, 8)
             assert torch.equal(stored[slots], keys[[0, 1, 3]])
             assert int(stored.flatten(1).any(dim=1).sum()) == 3
+        stored = snapshot(pool)
+        for kind in (torch.bool, torch.complex64):
+            with pytest.raises(ShapeError, match="loc_2d must hold integers"):
+                pool.set_kv_buffer_prefix_valid(3, loc.to(kind), torch.tensor([2, 1]), keys, values)
+        unsigned = torch.tensor([2, 1], dtype=torch.uint16)
+        pool.set_kv_buffer_prefix_valid(
+            3, loc.clamp(0, 9).to(torch.uint32), unsigned * 0, keys, values
+        )
+        assert_memory(pool, stored)
         with pytest.raises(ValueError, match="loc_2d must be rank-2"):
             pool.set_kv_buffer_prefix_valid(3, loc[0], torch.tensor([2, 1]), keys, values)
 
@@ -307,6 +316,9 @@ class TestWindow:
     def test_mappings_and_layers_that_cannot_be(self, pool, make):
         with pytest.raises(ShapeError, match="the mapping has 3 slots"):
             pool.register_mapping(torch.zeros(3, dtype=torch.int64))
+        for wrong in (torch.zeros(28), torch.zeros(28, dtype=torch.bool), torch.zeros(4, 7).int()):
+            with pytest.raises(ShapeError, match="the mapping must be one-dimensional integers"):
+                pool.register_mapping(wrong)
         with pytest.raises(SlotError, match="kv_indices has slot 28"):
             pool.translate_loc_from_full_to_swa(torch.tensor([28]))
         twin = make(TokenMajorPool, **{**SHAPE, "group": "swa"})

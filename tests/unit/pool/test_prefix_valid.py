@@ -1,5 +1,6 @@
 """Prefix-valid commit: order and text of its checks, dtypes and scales."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,13 +11,38 @@ from pdxfer.pool import (  # noqa: E402
     MXFP8Pool,
     PageMajorPool,
     ShapeError,
+    SlotError,
     TokenMajorPool,
     UnifiedPool,
 )
-from tests.support.pools import FP8, MLA, MX, SHAPE, assert_memory, fill, snapshot  # noqa: E402
+from pdxfer.pool.rows import INTEGERS  # noqa: E402
+from tests.support.pools import (  # noqa: E402
+    FAMILIES,
+    FP8,
+    MLA,
+    MX,
+    SHAPE,
+    assert_memory,
+    fill,
+    snapshot,
+)
 
 KINDS = [TokenMajorPool, PageMajorPool, UnifiedPool]
 LOC = torch.tensor([[4, 5, 6], [12, 13, 14]])
+
+
+COMMITS = [("kv", "token"), ("kv", "page"), ("kv", "unified"), ("mla", "token_major"),
+           ("mxfp8", "flat"), ("sparse", "page"), ("draft", "page")]  # fmt: skip
+
+
+def block(pool):
+    """Rows of `LOC`, as the pool takes them."""
+    if isinstance(pool, MLAPool):
+        return (torch.ones(6, 24),)
+    given = [torch.ones(6, 2, dim).to(pool.dtype) for dim in (pool.head_dim, pool.v_head_dim)]
+    if isinstance(pool, MXFP8Pool):
+        given += [torch.ones(6, 2, n.shape[2] // 32, dtype=torch.uint8) for n in given]
+    return given
 
 
 def rows(count=6, dim=8, dtype=torch.bfloat16):
@@ -131,13 +157,47 @@ def test_a_scale_a_token_is_refused_where_one_is_for_all(make):
         )
 
 
-def test_slots_and_lengths_are_integers(make):
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.float32, torch.float8_e5m2, torch.complex64], ids=str
+)
+@pytest.mark.parametrize(("family", "name"), COMMITS)
+def test_slots_and_lengths_are_integers(make, family, name, dtype):
+    pool = make(FAMILIES[family][name])
+    fill(pool)
+    before = snapshot(pool)
+    lens, given = torch.tensor([1, 1]), block(pool)
+    with pytest.raises(ShapeError, match=f"loc_2d must hold integers, got {dtype}"):
+        pool.set_kv_buffer_prefix_valid(pool.start_layer, LOC.to(dtype), lens, *given)
+    with pytest.raises(ShapeError, match=f"commit_lens must hold integers, got {dtype}"):
+        pool.set_kv_buffer_prefix_valid(pool.start_layer, LOC, lens.to(dtype), *given)
+    assert_memory(pool, before)
+
+
+@pytest.mark.parametrize("dtype", sorted(INTEGERS, key=str), ids=str)
+@pytest.mark.parametrize(("family", "name"), COMMITS)
+def test_slots_and_lengths_of_every_integer_type(make, family, name, dtype):
+    pool, other = make(FAMILIES[family][name]), make(FAMILIES[family][name])
+    lens, given, layer = torch.tensor([2, 9]), block(pool), pool.start_layer
+    pool.set_kv_buffer_prefix_valid(layer, LOC, lens, *given)
+    other.set_kv_buffer_prefix_valid(layer, LOC.to(dtype), lens.to(dtype), *given)
+    assert_memory(other, snapshot(pool))
+    assert any(region.any() for region in snapshot(pool))
+
+
+def test_unsigned_numbers_beyond_63_bits(make):
+    """A length is over any T, a committed slot is refused, one that is not committed may be it."""
     pool = make(TokenMajorPool, **SHAPE)
-    lens = torch.tensor([1, 1])
-    with pytest.raises(ShapeError, match=r"loc_2d must hold integers, got torch\.float32"):
-        pool.set_kv_buffer_prefix_valid(5, LOC.float(), lens, rows(), rows(dim=16))
-    with pytest.raises(ShapeError, match="commit_lens must hold integers"):
-        pool.set_kv_buffer_prefix_valid(5, LOC, lens.float(), rows(), rows(dim=16))
+    keys, values = block(pool)
+    huge = (1 << 63) + 4
+    lens = torch.from_numpy(np.array([huge, 0], np.uint64))
+    loc = torch.from_numpy(np.array([[4, 5, 6], [huge, 7, 8]], np.uint64))
+    pool.set_kv_buffer_prefix_valid(6, loc, lens, keys, values)
+    written = pool.get_key_buffer(6).flatten(1).any(dim=1).nonzero().flatten()
+    assert written.tolist() == [4, 5, 6]
+    before = snapshot(pool)
+    with pytest.raises(SlotError, match=f"loc has slot {huge}"):
+        pool.set_kv_buffer_prefix_valid(5, loc, torch.tensor([0, 1]), keys, values)
+    assert_memory(pool, before)
 
 
 def test_layers_by_object_and_by_override(make):

@@ -1,13 +1,22 @@
 """Rows by slot: parts that are no single tensor, tiles, and how ids are looked at."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from pdxfer.errors import ConfigError  # noqa: E402
 from pdxfer.layout import join_parts, k_only, mla, select_parts, token_major, vectorized_5d  # noqa: E402
-from pdxfer.pool import HostPool, MXFP8Pool, PageMajorPool, SlotError, TokenPool  # noqa: E402
-from pdxfer.pool.rows import last_of_each, slots_of, stored_dtype  # noqa: E402
+from pdxfer.pool import (  # noqa: E402
+    HostPool,
+    MXFP8Pool,
+    PageMajorPool,
+    ShapeError,
+    SlotError,
+    TokenMajorPool,
+    TokenPool,
+)
+from pdxfer.pool.rows import INTEGERS, last_of_each, slots_of, stored_dtype  # noqa: E402
 from tests.support.pools import MX, SHAPE, assert_memory, fill, snapshot  # noqa: E402
 
 ROWS = {
@@ -71,6 +80,69 @@ def test_ids_of_any_integers_and_lists_are_taken():
         assert found.dtype == torch.int64
         assert found.tolist() == [3, 1]
     assert slots_of([], "loc", 4, cpu).tolist() == []
+
+
+@pytest.mark.parametrize("dtype", sorted(INTEGERS, key=str), ids=str)
+def test_ids_of_every_integer_type_are_int64_ids(dtype):
+    found = slots_of(torch.tensor([3, 1], dtype=dtype), "loc", 4, torch.device("cpu"))
+    assert found.dtype == torch.int64
+    assert found.tolist() == [3, 1]
+    with pytest.raises(SlotError, match="loc has slot 4; the pool has 0 <= slot < 4"):
+        slots_of(torch.tensor([4, 1], dtype=dtype), "loc", 4, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("high", [(1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 1])
+def test_ids_beyond_63_bits_are_told_as_they_are(high, wait):
+    ids = torch.from_numpy(np.array([1, high], np.uint64))
+    with pytest.raises(SlotError, match=f"loc has slot {high}; "):
+        slots_of(ids, "loc", 4, torch.device("cpu"), wait=wait)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64],
+    ids=str,
+)
+def test_what_is_no_integer_is_no_id(make, dtype):
+    ids = torch.tensor([1, 0]).to(dtype)
+    with pytest.raises(ShapeError, match=f"one-dimensional slot ids, got {dtype}"):
+        slots_of(ids, "loc", 4, torch.device("cpu"))
+    pool = make(TokenMajorPool, **SHAPE)
+    fill(pool)
+    before = snapshot(pool)
+    copied = pool.get_cpu_copy([8, 9])
+    rows = torch.zeros(2, 2, 8), torch.zeros(2, 2, 16)
+    for call in (
+        lambda: pool.set_kv_buffer(5, ids, *rows),
+        lambda: pool.load_cpu_copy(copied, ids),
+        lambda: pool.move_kv_cache(ids, torch.tensor([8, 9])),
+        lambda: pool.move_kv_cache(torch.tensor([8, 9]), ids),
+        lambda: pool.move_pages(ids, torch.tensor([2, 3])),
+    ):
+        with pytest.raises(ShapeError, match="one-dimensional slot ids"):
+            call()
+    assert_memory(pool, before)
+
+
+@pytest.mark.parametrize(
+    "ids", [[1 << 63], "ab", None, [[1], [2, 3]], {}, [None], np.array(["a"]), np.array([1, None])]
+)
+def test_what_is_no_tensor_is_no_id(ids):
+    with pytest.raises(ShapeError, match="loc must be one-dimensional slot ids"):
+        slots_of(ids, "loc", 4, torch.device("cpu"))
+
+
+def test_ids_below_zero_on_a_device_do_not_count_from_the_end(monkeypatch):
+    """Where nobody may wait, they go where the store finds no slot."""
+
+    class OnDevice(torch.Tensor):
+        device = torch.device("cuda")
+
+    ids = torch.tensor([1, -1, -(2**63)]).as_subclass(OnDevice)
+    monkeypatch.setattr(OnDevice, "to", lambda self, *_, **__: self)
+    found = slots_of(ids, "loc", 4, torch.device("cpu"), wait=False)
+    assert found.as_subclass(torch.Tensor).tolist() == [1, 4, 4]
 
 
 def test_ids_on_a_device_are_looked_at_only_where_one_may_wait():
