@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pdxfer.errors import ConfigError
 from pdxfer.layout.builders_host import units_of
 from pdxfer.layout.builders_parts import only_group
 from pdxfer.pool import moves
@@ -83,10 +84,13 @@ class Pool:
 
         Bytes that belong to no cell stay. Of a target that appears twice the last source stays.
 
-        Raises:  SlotError, ShapeError: ids that are not pages of the group, other counts; nothing
-                 was moved.
+        Raises:  SlotError, ShapeError: ids that are not pages of the group, other counts.
+                 ConfigError: no such group. Nothing was moved.
         """
         name = only_group(self.layout).name if group is None else group
+        if name not in self.layout.group_by_name:
+            known = ", ".join(self.layout.group_by_name)
+            raise ConfigError(f"no group {name!r}; there are {known}")
         pages = self.layout.group_by_name[name].pages
         target, source = (
             slots_of(ids, field, pages, self._torch_device)

@@ -99,8 +99,8 @@ def check_copy(
     return found
 
 
-def take_rows(copied: HostCopy, kept: torch.Tensor) -> HostCopy:
-    """The rows of a copy for which the mask `kept` is set."""
+def take_rows(copied: Sequence[Sequence[Chunk]], kept: torch.Tensor) -> list[list[Chunk]]:
+    """The rows of a checked copy for which the mask `kept` is set; a `HostCopy` of one."""
     rows = torch.nonzero(kept.to("cpu")).flatten()
     layers: list[list[Chunk]] = []
     for chunks in copied:
@@ -110,7 +110,7 @@ def take_rows(copied: HostCopy, kept: torch.Tensor) -> HostCopy:
         columns = [[c] if isinstance(c, torch.Tensor) else c for c in chunks]
         whole = [torch.cat(tensors)[rows] for tensors in zip(*columns, strict=True)]
         layers.append([_chunk(whole)] if len(rows) else [])
-    return HostCopy(layers, copied.dtype)
+    return HostCopy(layers, copied.dtype) if isinstance(copied, HostCopy) else layers
 
 
 def synchronize(device: torch.device) -> None:

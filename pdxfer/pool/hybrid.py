@@ -14,6 +14,7 @@ from pdxfer.errors import ConfigError
 from pdxfer.layout import combine
 from pdxfer.pool.copies import HostCopy, take_rows
 from pdxfer.pool.kv import KVPool, Layer, Scale, layer_id_of
+from pdxfer.pool.moves import check_counts
 from pdxfer.pool.prefix_valid import committed_rows
 from pdxfer.pool.refusals import ShapeError
 from pdxfer.pool.rows import INTEGERS, slots_of
@@ -240,27 +241,41 @@ class SWAPool(_Together):
     ) -> None:
         """Write a copy to other slots; the window's rows where the token has a slot there now too.
 
-        Raises:  SlotError, ShapeError: no slots of the full pool, or a copy of another geometry;
-                 nothing was written.
+        Raises:  SlotError, ShapeError: ids that are not slots of the full pool, or that the mapping
+                 sends out of the window pool; a copy of another geometry. Nothing was written.
         """
         del mamba_indices, req_pool_index
-        window = self.translate_loc_from_full_to_swa(indices)
-        saved = kv_cache_cpu["swa_mask"]
-        if saved.shape != window.shape:
-            raise ShapeError(f"the copy has {saved.numel()} tokens for {window.numel()} indices")
+        slots = self.full_kv_pool.checked_slots(indices)
+        window = self.translate_loc_from_full_to_swa(slots)
+        saved = _saved_mask(kv_cache_cpu, slots.numel())
         here = (window > 0).to("cpu")
+        self.full_kv_pool.check_cpu_copy(kv_cache_cpu["full"], slots.numel())
         self.swa_kv_pool.check_cpu_copy(kv_cache_cpu["swa"], int(saved.sum()))
-        self.full_kv_pool.load_cpu_copy(kv_cache_cpu["full"], indices)
         rows = take_rows(kv_cache_cpu["swa"], here[saved])
-        self.swa_kv_pool.load_cpu_copy(rows, window[(saved & here).to(window.device)])
+        to = self._window_slots(window, saved & here, "indices")
+        self.full_kv_pool.load_cpu_copy(kv_cache_cpu["full"], slots)
+        self.swa_kv_pool.load_cpu_copy(rows, to)
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
-        """Rows of both pools; the window's where source and target have a slot there."""
-        target = self.translate_loc_from_full_to_swa(tgt_loc)
-        source = self.translate_loc_from_full_to_swa(src_loc)
-        self.full_kv_pool.move_kv_cache(tgt_loc, src_loc)
-        both = (target > 0) & (source > 0)
-        self.swa_kv_pool.move_kv_cache(target[both], source[both])
+        """Rows of both pools; the window's where source and target have a slot there.
+
+        Raises:  SlotError, ShapeError: ids that are not slots of the full pool, or that the mapping
+                 sends out of the window pool; other counts. Nothing was moved.
+        """
+        target = self.full_kv_pool.checked_slots(tgt_loc, "tgt_loc")
+        source = self.full_kv_pool.checked_slots(src_loc, "src_loc")
+        check_counts(target, source)
+        there, here = map(self.translate_loc_from_full_to_swa, (target, source))
+        both = (there > 0) & (here > 0)
+        to = self._window_slots(there, both, "tgt_loc")
+        of = self._window_slots(here, both, "src_loc")
+        self.full_kv_pool.move_kv_cache(target, source)
+        self.swa_kv_pool.move_kv_cache(to, of)
+
+    def _window_slots(self, window: torch.Tensor, mask: torch.Tensor, name: str) -> torch.Tensor:
+        """The marked ones of translated slots, checked before either pool is written to."""
+        marked = window[mask.to(window.device)]
+        return self.swa_kv_pool.checked_slots(marked, f"the mapping of {name} to the window pool")
 
     def _pool(self, layer_id: int) -> KVPool:
         in_window = layer_id in self.swa_kv_pool.layer_ids
@@ -354,12 +369,26 @@ class HybridMambaPool(_Together):
         tokens, kept = kv_cache_cpu
         if (kept is None) != (mamba_indices is None):
             raise ShapeError("state of a copy and mamba_indices must be given together")
-        self.full_kv_pool.check_cpu_copy(tokens, len(indices))
+        slots = self.full_kv_pool.checked_slots(indices)
+        self.full_kv_pool.check_cpu_copy(tokens, slots.numel())
         if kept is not None and mamba_indices is not None:
-            self.full_kv_pool.checked_slots(indices)
+            # Checks all of its own before it writes, and the tokens are known to be right.
             self.mamba_pool.load_cpu_copy(kept, mamba_indices)
-        self.full_kv_pool.load_cpu_copy(tokens, indices)
+        self.full_kv_pool.load_cpu_copy(tokens, slots)
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         """Rows of the full-attention pool; the state of a request does not move with its tokens."""
         self.full_kv_pool.move_kv_cache(tgt_loc, src_loc)
+
+
+def _saved_mask(copied: SWACopy, tokens: int) -> torch.Tensor:
+    """Which of `tokens` tokens have rows of the window in a copy, bool on the host.
+
+    Raises:  ShapeError: a mask of other tokens, or none.
+    """
+    saved = copied["swa_mask"].to("cpu")
+    if saved.shape != (tokens,):
+        raise ShapeError(f"the copy has {saved.numel()} tokens for {tokens} indices")
+    if saved.dtype != torch.bool:
+        raise ShapeError(f"swa_mask of the copy has dtype {saved.dtype}; it must be torch.bool")
+    return saved

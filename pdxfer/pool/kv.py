@@ -231,8 +231,8 @@ class KVPool(TokenPool):
             loc,
             cache_k.to(self._torch_device)[at],
             cache_v.to(self._torch_device)[at],
-            self._committed_scale(k_scale, at),
-            self._committed_scale(v_scale, at),
+            self._committed_scale(k_scale, at, len(cache_k)),
+            self._committed_scale(v_scale, at, len(cache_v)),
             layer_id_override,
         )
 
@@ -245,9 +245,9 @@ class KVPool(TokenPool):
         """Where a draft's lanes lie: in regions of their own."""
         return beside_draft(target, draft)
 
-    def _committed_scale(self, scale: Scale, at: torch.Tensor) -> Scale:
-        """The scale of the rows `at`: here one scale is for all."""
-        del at
+    def _committed_scale(self, scale: Scale, at: torch.Tensor, rows: int) -> Scale:
+        """The scale of the rows `at` of `rows`: here one scale is for all."""
+        del at, rows
         return scale
 
     # -- inside --------------------------------------------------------------------------------

@@ -32,8 +32,16 @@ def move_pages(blocks: Iterable[torch.Tensor], target: torch.Tensor, source: tor
         block[target] = block[source]
 
 
-def _pairs(target: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def check_counts(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Refuses targets that are not as many as sources.
+
+    Raises:  ShapeError.
+    """
     if target.numel() != source.numel():
         raise ShapeError(f"{target.numel()} targets for {source.numel()} sources")
+
+
+def _pairs(target: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    check_counts(target, source)
     kept = last_of_each(target)
     return (target, source) if kept is None else (target[kept], source[kept])

@@ -76,8 +76,12 @@ class MXFP8Pool(KVPool):
     def _make_layout(self, **shape: Unpack[KVShape]) -> KVLayout:
         return mxfp8(interleaved=self._interleaved, **shape)
 
-    def _committed_scale(self, scale: Scale, at: torch.Tensor) -> Scale:
-        return scale.to(at.device)[at] if isinstance(scale, torch.Tensor) else scale
+    def _committed_scale(self, scale: Scale, at: torch.Tensor, rows: int) -> Scale:
+        if not isinstance(scale, torch.Tensor):
+            return scale
+        if scale.shape[:1] != (rows,):
+            raise ShapeError(f"scales have shape {tuple(scale.shape)} for {rows} rows")
+        return scale.to(at.device)[at]
 
     def _scale_bytes(self, part: str, scale: Scale) -> torch.Tensor:
         if not isinstance(scale, torch.Tensor) or scale.dtype.itemsize != 1:

@@ -291,6 +291,61 @@ class TestWindow:
             pool.load_cpu_copy(copied, torch.tensor([9]))
         assert_memory(pool, before)
 
+    @pytest.mark.parametrize("slot", [12, 999, 2**40])
+    def test_a_mapping_out_of_the_window_writes_to_neither_pool(self, pool, slot):
+        fill(pool)
+        copied = pool.get_cpu_copy(torch.tensor([9, 14]))
+        pool.full_to_swa_index_mapping[20] = slot
+        before = snapshot(pool)
+        text = (
+            f"the mapping of {{}} to the window pool has slot {slot}; the pool has 0 <= slot < 12"
+        )
+        ids, bad = torch.tensor([8, 9]), torch.tensor([9, 20])
+        with pytest.raises(SlotError, match=text.format("indices")):
+            pool.load_cpu_copy(copied, bad)
+        with pytest.raises(SlotError, match=text.format("tgt_loc")):
+            pool.move_kv_cache(bad, ids)
+        with pytest.raises(SlotError, match=text.format("src_loc")):
+            pool.move_kv_cache(ids, bad)
+        assert_memory(pool, before)
+        # A token without rows of the window in the copy, or in the place it comes from, needs none.
+        pool.move_kv_cache(torch.tensor([20]), torch.tensor([5]))
+        pool.load_cpu_copy(pool.get_cpu_copy(torch.tensor([5])), torch.tensor([20]))
+
+    def test_wrong_ids_and_copies_write_to_neither_pool(self, pool):
+        fill(pool)
+        before = snapshot(pool)
+        ids = torch.tensor([8, 9])
+        copied = pool.get_cpu_copy(ids)
+        full = copied["full"]
+        short = [[[part[:1] for part in chunk] for chunk in chunks] for chunks in full]
+        for load, text in (
+            ({**copied, "full": short}, "layer 0 of the copy has 1 rows for 2 indices"),
+            ({**copied, "full": full[:2]}, "the copy has 2 layers, the pool 3"),
+            ({**copied, "swa": copied["swa"][:1]}, "the copy has 1 layers, the pool 2"),
+            ({**copied, "swa_mask": torch.tensor([1, 1])}, "swa_mask of the copy has dtype"),
+            ({**copied, "swa_mask": torch.tensor([True, False])}, "has 2 rows for 1 indices"),
+        ):
+            with pytest.raises(ShapeError, match=text):
+                pool.load_cpu_copy(load, ids)
+        for target, source, error, text in (
+            (ids, ids[:1], ShapeError, "2 targets for 1 sources"),
+            (torch.tensor([8, 28]), ids, SlotError, "tgt_loc has slot 28"),
+            (ids, torch.tensor([-1, 8]), SlotError, "src_loc has slot -1"),
+        ):
+            with pytest.raises(error, match=text):
+                pool.move_kv_cache(target, source)
+        assert_memory(pool, before)
+
+    def test_a_copy_of_plain_lists_is_taken(self, pool):
+        fill(pool)
+        ids = torch.tensor([8, 20])
+        copied = pool.get_cpu_copy(ids)
+        plain = {**copied, "full": list(copied["full"]), "swa": list(copied["swa"])}
+        before = snapshot(pool)
+        pool.load_cpu_copy(plain, ids)
+        assert_memory(pool, before)
+
     def test_moves_in_both_pools(self, pool):
         fill(pool)
         full = [bits(part).clone() for part in rows_of(pool.full_kv_pool)]
@@ -354,6 +409,18 @@ class TestStateAndAttention:
             pool.load_cpu_copy(copied, torch.tensor([9, 28]), torch.tensor([5]))
         with pytest.raises(SlotError):
             pool.load_cpu_copy(copied, loc, torch.tensor([6]))
+        tokens, states = copied
+        slots = torch.tensor([5])
+        for wrong in ((tokens[:-1], states), (tokens, (states[0], None)), (tokens, (states[0][:1],
+                      states[1]))):  # fmt: skip
+            with pytest.raises(ShapeError):
+                pool.load_cpu_copy(wrong, loc, slots)
+        with pytest.raises(ShapeError):
+            pool.load_cpu_copy(copied, loc[:1], slots)
+        with pytest.raises(ShapeError):
+            pool.load_cpu_copy(copied, loc, torch.tensor([5, 4]))
+        with pytest.raises(ShapeError, match="2 targets for 1 sources"):
+            pool.move_kv_cache(loc, loc[:1])
         assert_memory(pool, before)
 
     def test_rows_are_the_attention_pools(self, make):
