@@ -3,7 +3,7 @@
 from pdxfer.pool.base import Pool, TokenPool
 from pdxfer.pool.copies import HostCopy
 from pdxfer.pool.host import HostPool
-from pdxfer.pool.hybrid import HybridMambaPool, SWAPool
+from pdxfer.pool.hybrid import HybridMambaPool
 from pdxfer.pool.kv import DraftLanes, KVPool, Layer
 from pdxfer.pool.mla import MLAPool
 from pdxfer.pool.mxfp8 import MXFP8Pool
@@ -13,6 +13,7 @@ from pdxfer.pool.sparse import SparsePool
 from pdxfer.pool.state import StatePool
 from pdxfer.pool.token_major import TokenMajorPool
 from pdxfer.pool.unified import UnifiedPool
+from pdxfer.pool.window import SWAPool
 
 __all__ = [
     "DraftLanes",
