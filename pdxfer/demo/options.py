@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 import msgspec
 
+from pdxfer import limits
 from pdxfer.errors import ConfigError
 
 PAGE_SIZE = 16
@@ -34,6 +35,12 @@ class Side:
         Raises:  ConfigError: naming the flag, both numbers and the way out.
         """
         heads = KV_HEADS[model]
+        if self.tp > limits.RANKS_PER_INSTANCE_MAX:
+            raise ConfigError(
+                f"--{name}-tp is {self.tp}; at most {limits.RANKS_PER_INSTANCE_MAX} ranks are "
+                f"served. Take --{name}-tp {heads}, or 1",
+                fields={"tp": str(self.tp)},
+            )
         if self.tp < 1 or (heads % self.tp and self.tp % heads):
             raise ConfigError(
                 f"--{name}-tp is {self.tp}, and {model} has {heads} KV heads: one has to be a "

@@ -15,6 +15,7 @@ import torch
 
 from pdxfer.demo.options import HOST_LAYOUTS, Side
 from pdxfer.demo.paging import pick_pages, slots
+from pdxfer.errors import ConfigError
 from pdxfer.layout import Rank
 from pdxfer.pool import HostPool, MLAPool, PageMajorPool, TokenMajorPool, TokenPool, UnifiedPool
 
@@ -112,7 +113,14 @@ class RankPools:
 
 
 def heads_of(rank: int, tp: int, heads: int) -> tuple[int, int]:
-    """First head of a rank, and how many it has."""
+    """First head of a rank, and how many it has.
+
+    Raises:  ConfigError: neither number is a multiple of the other: some head would be on no rank.
+    """
+    if heads % tp and tp % heads:
+        raise ConfigError(
+            f"{tp} ranks cannot share {heads} KV heads: one has to be a multiple of the other"
+        )
     if tp <= heads:
         return rank * heads // tp, heads // tp
     return rank * heads // tp, 1

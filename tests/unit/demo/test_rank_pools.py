@@ -104,6 +104,17 @@ def test_a_tp_that_heads_cannot_be_shared_by(model, tp):
     assert refused.value.fields == {"tp": str(tp), "kv_heads": str(KV_HEADS[model])}
 
 
+def test_pools_of_such_a_tp_are_not_made():
+    with pytest.raises(ConfigError, match="3 ranks cannot share 4 KV heads"):
+        RankPools(HEADS, Side(tp=3), TOKENS, "")
+
+
+@pytest.mark.parametrize("tp", [4100, 4_000_000_000])
+def test_more_ranks_than_are_served(tp):
+    with pytest.raises(ConfigError, match=f"--prefill-tp is {tp}; at most 4096 ranks are served"):
+        Side(tp=tp).check("prefill", "llama")
+
+
 def test_a_page_of_no_tokens():
     with pytest.raises(ConfigError, match="prefill pages of 0 tokens"):
         Side(page_size=0).check("prefill", "llama")
