@@ -22,12 +22,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Unpack
 
+from pdxfer import limits
 from pdxfer.errors import ConfigError
 from pdxfer.layout.builders import token_major
 from pdxfer.layout.builders_parts import only_group
 from pdxfer.layout.groups import TOKEN as TOKEN_GROUP
 from pdxfer.layout.kv_layout import KVLayout
 from pdxfer.layout.planes import TILE, Plane, RegionSpec
+from pdxfer.layout.shapes import positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,6 +119,7 @@ def host_layout(
             f"{', '.join(HOST_ARRANGEMENTS)}",
             fields={"layout": arrangement},
         )
+    positive(pages=pages, head_groups=head_groups)
     if head_groups != 1 and arrangement != "page_unified":
         raise ConfigError(f"head_groups={head_groups}: only page_unified groups heads")
     source = only_group(like)
@@ -128,7 +131,14 @@ def host_layout(
         pages=pages,
         reserved_pages=reserved_pages,
     )
+    positive(page_size=group.page_size)
     blocks = list(_blocks(like, group, source))
+    if len(blocks) * head_groups > limits.PLANES_MAX:
+        raise ConfigError(
+            f"head_groups={head_groups} of {len(blocks)} tensors are more than "
+            f"{limits.PLANES_MAX} planes; take fewer groups",
+            fields={"head_groups": str(head_groups)},
+        )
     if arrangement == "page_unified":
         regions = [sorted(blocks, key=lambda block: (block.layer, block.unit))]
     elif arrangement == "layer_first":

@@ -14,6 +14,7 @@ from pdxfer.layout.builders import entry_bytes, token_major
 from pdxfer.layout.groups import Group
 from pdxfer.layout.kv_layout import KVLayout
 from pdxfer.layout.planes import RegionSpec
+from pdxfer.layout.shapes import positive
 from pdxfer.layout.tiles import as_tile
 
 if TYPE_CHECKING:
@@ -137,7 +138,10 @@ def mxfp8(*, interleaved: bool | None = None, **shape: Unpack[KVShape]) -> KVLay
     """
     widths = {"head_dim": shape["head_dim"], "v_head_dim": shape.get("v_head_dim")}
     for name, width in widths.items():
-        if width is not None and width % SCALE_BLOCK:
+        if width is None:
+            continue
+        positive(**{name: width})
+        if width % SCALE_BLOCK:
             raise ConfigError(
                 f"MXFP8 KV cache requires {name} divisible by {SCALE_BLOCK}, got {width}.",
                 fields={name: str(width)},

@@ -18,6 +18,7 @@ from pdxfer.layout.dtypes import item_bytes
 from pdxfer.layout.groups import STATE, Group
 from pdxfer.layout.kv_layout import KVLayout
 from pdxfer.layout.planes import WHOLE, Plane, RegionSpec
+from pdxfer.layout.shapes import layer_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -148,9 +149,7 @@ def state_entry_bytes(layers: int, tensors: Iterable[StateTensor], *, padded: bo
 
 
 def _ids(layers: Iterable[int], tensors: Sequence[StateTensor]) -> tuple[int, ...]:
-    ids = tuple(layers)
-    if not ids or len(set(ids)) != len(ids):
-        raise ConfigError(f"layers are {ids[:8]}; distinct ids are needed")
+    ids = layer_ids(layers)
     if not tensors or len({tensor.part for tensor in tensors}) != len(tensors):
         raise ConfigError("state needs tensors of distinct parts")
     return ids

@@ -23,7 +23,7 @@ def item_bytes(dtype: str) -> int:
 
     Raises:  ConfigError: the name is not known.
     """
-    size = ITEM_BYTES.get(dtype)
+    size = ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
     if size is None:
         raise ConfigError(
             f"dtype is {dtype!r}; known are {', '.join(ITEM_BYTES)}", fields={"dtype": repr(dtype)}

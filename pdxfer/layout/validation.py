@@ -32,6 +32,8 @@ def check_layout(layout: ByteMap) -> None:
     item_bytes(layout.dtype)
     if layout.relayout not in RELAYOUT:
         raise ConfigError(f"relayout is {layout.relayout!r}; it must be one of {RELAYOUT}")
+    if not isinstance(layout.model, str):
+        raise ConfigError(f"model is {layout.model!r}; it must be a name, as in name@revision")
     if len(layout.model) > _MODEL_CHARACTERS_MAX:
         raise ConfigError(f"model has over {_MODEL_CHARACTERS_MAX} characters")
     by_name: dict[str, Group] = {}
@@ -59,14 +61,16 @@ def _check_counts(layout: ByteMap) -> None:
 
 
 def _check_number(value: int, name: str, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} is {value!r}; it must be an int")
     if not least <= value < _INT_END:
         raise ConfigError(f"{name} is {value}; {least} <= {name} < 2**63 must hold")
 
 
 def _check_name(value: str, name: str) -> None:
-    if _NAME.fullmatch(value) is None:
+    if not isinstance(value, str) or _NAME.fullmatch(value) is None:
         raise ConfigError(
-            f"{name} is {value[:80]!r}; 1 to 64 letters, digits, dots, dashes, underscores"
+            f"{name} is {repr(value)[:80]}; 1 to 64 letters, digits, dots, dashes, underscores"
         )
 
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from pdxfer.errors import ResourceError
+from pdxfer.errors import ConfigError, ResourceError
 from pdxfer.layout.builders_host import host_layout, units_of
 from pdxfer.layout.builders_parts import only_group
+from pdxfer.layout.shapes import positive
 from pdxfer.memory import available_bytes
 from pdxfer.pool.base import TokenPool
 from pdxfer.pool.blocks import PageBlock, page_blocks
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 IO_BACKENDS: Final = ("kernel", "direct")
 """Names that engines give to ways of copying; here both come to the same."""
 _GB: Final = 1e9
+_SLOTS_END: Final = 1 << 62
 
 
 class _Like(Protocol):
@@ -80,11 +82,9 @@ class HostPool(TokenPool):
         self.arrangement = layout
         """Name of the order; `layout` is the byte map."""
         self.page_size = group.page_size if page_size is None else page_size
+        positive(page_size=self.page_size)
         if pages is None:
-            usable = (group.pages - group.reserved_pages) * group.page_size
-            slots = int(usable * host_to_device_ratio)
-            if host_size > 0:
-                slots = int(host_size * _GB // _token_bytes(device_pool.layout))
+            slots = _slots_of_size(device_pool.layout, host_to_device_ratio, host_size)
             pages = slots // self.page_size + 1
         made = host_layout(
             device_pool.layout,
@@ -324,6 +324,20 @@ class HostPool(TokenPool):
             for unit in units_of(self.layout)
             if (group, unit[0], layer) in self.layout.planes_by_key
         ]
+
+
+def _slots_of_size(layout: KVLayout, ratio: float, size_gb: float) -> int:
+    """Slots of a host pool of `size_gb`, or where that is 0 of `ratio` times the device pool's."""
+    group = only_group(layout)
+    slots = (group.pages - group.reserved_pages) * group.page_size * ratio
+    if size_gb > 0:
+        slots = size_gb * _GB // _token_bytes(layout)
+    if not 0 <= slots < _SLOTS_END:
+        raise ConfigError(
+            f"host_to_device_ratio={ratio} and host_size={size_gb} come to {slots} slots; give a "
+            "ratio, or a number of GB, that a host has memory for"
+        )
+    return int(slots)
 
 
 def _token_bytes(layout: KVLayout) -> float:

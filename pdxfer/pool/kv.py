@@ -14,6 +14,7 @@ import torch
 from pdxfer.errors import ConfigError
 from pdxfer.layout.builders_parts import DRAFT, beside_draft
 from pdxfer.layout.dtypes import ITEM_BYTES
+from pdxfer.layout.shapes import layer_ids, natural
 from pdxfer.pool.base import TokenPool
 from pdxfer.pool.prefix_valid import committed_rows
 from pdxfer.pool.refusals import ShapeError
@@ -257,7 +258,8 @@ class KVPool(TokenPool):
         if draft is None:
             return target
         first = self.end_layer + 1 if draft.start_layer is None else draft.start_layer
-        self.draft_layer_ids = tuple(range(first, first + draft.layer_num))
+        natural(start_layer=first, layer_num=draft.layer_num)
+        self.draft_layer_ids = layer_ids(range(first, first + draft.layer_num))
         draft_shape: KVShape = {
             **shape,
             "layers": self.draft_layer_ids,
@@ -305,10 +307,11 @@ def pool_shape(
     name = str(dtype).removeprefix("torch.")
     if name not in ITEM_BYTES:
         raise ConfigError(f"dtype={dtype}: a cache has one of {', '.join(ITEM_BYTES)}")
+    start_layer, layer_num, given = layers
+    natural(size=size, page_size=page_size, start_layer=start_layer, layer_num=layer_num)
     if size < 1 or page_size < 1 or size % page_size:
         raise ConfigError(f"size={size} must be a positive multiple of page_size={page_size} slots")
-    start_layer, layer_num, given = layers
-    ids = tuple(range(start_layer, start_layer + layer_num) if given is None else given)
+    ids = layer_ids(range(start_layer, start_layer + layer_num) if given is None else given)
     if len(ids) != layer_num:
         raise ConfigError(f"layer_ids has {len(ids)} ids for layer_num={layer_num}")
     return name, ids

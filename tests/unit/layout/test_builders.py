@@ -1,7 +1,19 @@
+import itertools
+
+import numpy as np
 import pytest
 
 from pdxfer.errors import ConfigError
-from pdxfer.layout import combine, head_major, mla, page_major, token_major, unified_entries
+from pdxfer.layout import (
+    StateTensor,
+    combine,
+    head_major,
+    mla,
+    page_major,
+    state,
+    token_major,
+    unified_entries,
+)
 
 SHAPE = {
     "layers": range(3),
@@ -40,6 +52,60 @@ def test_a_value_that_no_pool_has_is_refused_by_name(build, field, value):
         build(**{**SHAPE, field: value})
     named = {"head_first": "heads", "reserved_pages": "reserves", "total_kv_heads": "heads"}
     assert named.get(field, field) in str(raised.value)
+
+
+def state_of(**shape):
+    tensors = [StateTensor("temporal", (2, 4), "float32")]
+    return state(layers=shape["layers"], tensors=tensors, slots=4)
+
+
+COUNTED = [*ALL, state_of]
+
+
+@pytest.mark.parametrize("build", COUNTED)
+@pytest.mark.parametrize(
+    ("layers", "named"),
+    [
+        ([0, 1.5], "layers have 1.5; global ids are ints"),
+        ([0, 1.0], "layers have 1.0"),
+        (["a"], "layers have 'a'"),
+        ("01", "layers have '0'"),
+        ([True], "layers have True"),
+        ([None], "layers have None"),
+        (None, "layers is None"),
+        ([-1], "distinct ids from 0"),
+        ([3, 3], "distinct ids from 0"),
+        ([1 << 63], "layer of plane"),
+        (range(10**12), "layers are over 65536 ids"),
+        (itertools.count(), "layers are over 65536 ids"),
+    ],
+)
+def test_layers_are_a_bounded_number_of_ints(build, layers, named):
+    with pytest.raises(ConfigError, match=named):
+        build(**{**SHAPE, "layers": layers})
+
+
+@pytest.mark.parametrize("build", COUNTED)
+def test_layers_of_numpy_are_plain_ints(build):
+    layout = build(**{**SHAPE, "layers": np.array([2, 7], np.uint16)})
+    assert layout.layers == (2, 7)
+    assert {type(plane.layer) for plane in layout.planes} == {int}
+    assert len(layout.fingerprint) == 32
+
+
+@pytest.mark.parametrize("build", ALL)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("group", 5), ("group", ["a"]), ("model", 5), ("dtype", ["a"]), ("dtype", 5),
+        ("reserved_pages", "x"), ("reserved_pages", 1.0), ("reserved_pages", True),
+        ("head_first", "0"), ("head_first", 0.0), ("page_size", "x"), ("pages", 2.0),
+        ("head_dim", [8]), ("total_kv_heads", "2"), ("kv_heads", True),
+    ],
+)  # fmt: skip
+def test_values_of_another_type_are_refused_by_name(build, field, value):
+    with pytest.raises(ConfigError, match={"group": "group name"}.get(field, field)):
+        build(**{**SHAPE, field: value})
 
 
 @pytest.mark.parametrize("build", ALL)

@@ -300,3 +300,25 @@ class TestState:
         source = state(layers=[0, 1], tensors=tensors, slots=4)
         runs = plan(source, state_entries(layers=[0, 1], tensors=tensors, slots=6)).runs([3], [5])
         assert runs.tolist() == [[0, 3 * 24, 0, 5 * 48, 24], [1, 3 * 24, 0, 5 * 48 + 24, 24]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"pages": 0}, "pages is 0"),
+        ({"pages": 1.5}, "pages is 1.5"),
+        ({"page_size": 0}, "page_size is 0"),
+        ({"head_groups": 0}, "head_groups is 0"),
+        ({"head_groups": 1 << 40}, "head_groups=1099511627776 of 6 tensors are more than 65536"),
+    ],
+)
+def test_host_layouts_of_impossible_counts(changes, named):
+    options = {"pages": 3, **changes}
+    with pytest.raises(ConfigError, match=named):
+        host_layout(token_major(**SHAPE), "page_unified", **options)
+
+
+def test_widths_of_scaled_rows_are_ints():
+    for name in ("head_dim", "v_head_dim"):
+        with pytest.raises(ConfigError, match=f"{name} is '32'"):
+            mxfp8(**{**SHAPE, "head_dim": 32, "v_head_dim": 32, name: "32"})

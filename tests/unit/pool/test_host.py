@@ -60,6 +60,23 @@ class TestSizes:
             "Please reduce the size of the hierarchical cache."
         )
 
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"host_to_device_ratio": float("nan")}, "come to nan slots"),
+            ({"host_to_device_ratio": float("inf")}, "come to inf slots"),
+            ({"host_to_device_ratio": -1.0}, "come to -24.0 slots"),
+            ({"host_size": 1e300}, "host_size=1e"),
+            ({"page_size": 0}, "page_size is 0"),
+            ({"page_size": 2.0}, "page_size is 2.0"),
+            ({"pages": 0}, "pages is 0"),
+            ({"pages": True}, "pages is True"),
+        ],
+    )
+    def test_sizes_that_no_host_has(self, device, options, text):
+        with pytest.raises(ConfigError, match=text):
+            HostPool(device, **options)
+
     def test_memory_of_the_callers(self, make, device):
         with memory.allocate(1 << 14) as shared:
             pool = make(HostPool, device, pages=4, memory=shared)

@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pdxfer import memory  # noqa: E402
-from pdxfer.errors import ConfigError  # noqa: E402
-from pdxfer.pool import PageMajorPool, TokenMajorPool  # noqa: E402
+from pdxfer.errors import ConfigError, ResourceError  # noqa: E402
+from pdxfer.pool import DraftLanes, PageMajorPool, TokenMajorPool  # noqa: E402
 
 GOLDEN = {"size": 32, "page_size": 4, "head_num": 2, "head_dim": 8, "layer_num": 3}
 POOLS = [TokenMajorPool, PageMajorPool]
@@ -208,6 +208,30 @@ def test_wrong_rows_are_refused_and_write_nothing(make, kind, loc, keys, values,
     with pytest.raises(error):
         pool.set_kv_buffer(0, torch.tensor(loc), torch.ones(keys), torch.ones(values))
     assert not any(any(region) for region in raw_bytes(pool))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"size": 24.0}, "size is 24.0"),
+        ({"size": True, "page_size": True}, "size is True"),
+        ({"size": "x"}, "size is 'x'"),
+        ({"size": -4}, "size is -4"),
+        ({"size": 0}, "size=0 must be a positive multiple"),
+        ({"layer_num": 0}, "distinct ids from 0"),
+        ({"layer_num": 2.0}, "layer_num is 2.0"),
+        ({"layer_num": 10**12}, "over 65536 ids"),
+        ({"start_layer": -1}, "start_layer is -1"),
+        ({"layer_ids": [0, 1.5, 2]}, "layers have 1.5"),
+        ({"draft": DraftLanes(layer_num=10**12, head_num=1, head_dim=8)}, "over 65536 ids"),
+        ({"size": 4 << 60}, r"2\*\*63"),
+        ({"size": 4 << 45}, "are needed"),
+    ],
+)
+@pytest.mark.parametrize("kind", POOLS)
+def test_sizes_that_no_pool_has(make, kind, options, text):
+    with pytest.raises((ConfigError, ResourceError), match=text):
+        make(kind, **options)
 
 
 # -- memory ------------------------------------------------------------------------------------
