@@ -17,21 +17,29 @@ or a Hugging Face `config.json` (`--prefill-config`, `--decode-config`) with `--
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pdxfer import layout as layouts
-from pdxfer.cli.plan_sides import LAYOUTS, Instance, Sizes, read_model_config, read_toml
+from pdxfer.cli.plan_files import read_model_config, read_toml
+from pdxfer.cli.plan_sides import LAYOUTS, Instance, Sizes, Terms
+from pdxfer.cli.plan_values import NUMBER_MAX, choice, shown
 from pdxfer.errors import ConfigError, LayoutMismatchError
 from pdxfer.layout import PlanSummary, check_pair, cover
+from pdxfer.layout.dtypes import ITEM_BYTES
+from pdxfer.layout.validation import RELAYOUT
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
+_TERMS: Final = Terms(tp="--tp", pp="--pp", cp="--cp")
 _DEFAULT_PAGE_SIZE = "16"
+_PAIRS_MAX: Final = 1 << 16
+"""Of a prefill and a decode rank."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the summary, or the differing fields, both values and the remedy."""
     source, destination = _sides(options)
+    _check_pairs(source, destination)
+    _check_something_travels(source, destination)
     print(f"prefill: {source.name}")
     print(f"decode:  {destination.name}")
     try:
@@ -68,6 +78,35 @@ def run(options: argparse.Namespace) -> int:
         return 1
     _show(found)
     return 0
+
+
+def _check_pairs(source: Instance, destination: Instance) -> None:
+    """Refuses more pairs of ranks than are planned in the time that a person waits."""
+    counts = len(source.workers), len(destination.workers)
+    if counts[0] * counts[1] > _PAIRS_MAX:
+        raise ConfigError(
+            f"{source.file} has {counts[0]} ranks and {destination.file} {counts[1]}: more than "
+            f"{_PAIRS_MAX} pairs of them. Take sizes in the same ratio that are smaller",
+            fields={"ranks": f"prefill={counts[0]}, decode={counts[1]}"},
+        )
+
+
+def _check_something_travels(source: Instance, destination: Instance) -> None:
+    """Refuses ignored parts that leave a decode rank nothing: a plan of no bytes says nothing."""
+    ignored = {*source.ignore_parts, *destination.ignore_parts}
+    for _, layout in destination.workers:
+        parts = {plane.part for plane in layout.planes}
+        if parts <= ignored:
+            given = " and ".join(
+                f"{side.file}: ignore_parts is {shown(list(side.ignore_parts))}"
+                for side in (source, destination)
+                if side.ignore_parts
+            )
+            raise ConfigError(
+                f"{given}; decode has {', '.join(sorted(parts))} and no other part, so nothing "
+                "would move. Take out a part that both sides have",
+                fields={"ignore_parts": ", ".join(sorted(ignored))},
+            )
 
 
 def _works_with_relayout(source: Instance, destination: Instance) -> bool:
@@ -86,9 +125,13 @@ def summaries(source: Instance, destination: Instance) -> dict[int, list[tuple[i
     Raises:  LayoutMismatchError: the pair cannot work.
     """
     ignored = {*source.ignore_parts, *destination.ignore_parts}
-    for one in source.sides:
-        for other in destination.sides:
+    checked: set[tuple[bytes, bytes]] = set()
+    for one, other in itertools.product(source.sides, destination.sides):
+        # Ranks that hold the same answer the same.
+        pair = (one.layout.map_digest, other.layout.map_digest)
+        if pair not in checked:
             check_pair(one, other)
+            checked.add(pair)
     found: dict[int, list[tuple[int, PlanSummary]]] = {}
     known: dict[bytes, PlanSummary] = {}
     for rank, layout in destination.workers:
@@ -154,11 +197,11 @@ def _of_config(file: Path, options: argparse.Namespace, at: int) -> Instance:
     }
     return read_model_config(
         file,
-        layout=_half(options.layout, at),
+        layout=choice("--layout", _half(options.layout, at), LAYOUTS),
         page_size=numbers["page_size"],
-        sizes=Sizes(numbers["tp"], numbers["pp"], numbers["cp"]),
-        dtype=_half(options.dtype, at) or None,
-        relayout=_half(options.relayout, at) or None,
+        sizes=Sizes(numbers["tp"], numbers["pp"], numbers["cp"], _TERMS),
+        dtype=_name(options.dtype, "--dtype", at, ITEM_BYTES),
+        relayout=_name(options.relayout, "--relayout", at, RELAYOUT),
     )
 
 
@@ -168,12 +211,19 @@ def _half(value: str, at: int) -> str:
     return decode if both and at else prefill
 
 
+def _name(value: str, flag: str, at: int, known: Iterable[str]) -> str | None:
+    text = _half(value, at)
+    return choice(flag, text, known) if text else None
+
+
 def _number(value: str, flag: str, at: int) -> int:
     text = _half(value, at)
-    if not text.isdecimal() or int(text) < 1:
+    # Longer than the largest number, it is not read as one.
+    short = text.isascii() and text.isdecimal() and len(text) <= len(str(NUMBER_MAX))
+    if not short or not 1 <= int(text) <= NUMBER_MAX:
         name = flag.replace("_", "-")
         raise ConfigError(
-            f"--{name} is {value!r}; numbers from 1 are needed, as 4 or 4:2",
-            fields={flag: value},
+            f"--{name} is {shown(value)}; numbers from 1 to {NUMBER_MAX} are needed, as 4 or 4:2",
+            fields={flag: shown(value)},
         )
     return int(text)

@@ -1,26 +1,24 @@
-"""What `pdxfer plan` compares: one side as a whole instance, from TOML or a Hugging Face config."""
+"""What `pdxfer plan` compares: one side as a whole instance, from the values that describe it."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import itertools
-import json
-import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from pdxfer import layout as layouts
+from pdxfer import limits
+from pdxfer.cli.plan_values import check_kinds, choice, layer_list, number, part_names, shown
 from pdxfer.errors import ConfigError
-from pdxfer.layout import KVLayout, Rank, Side, combine
+from pdxfer.layout import KVLayout, Rank, Side
 from pdxfer.layout.builders_host import HOST_ARRANGEMENTS, host_layout
 from pdxfer.layout.builders_parts import k_only, mxfp8
-from pdxfer.layout.shapes import KVShape
+from pdxfer.layout.shapes import kv_shape
+from pdxfer.layout.validation import RELAYOUT
 from pdxfer.layout.vllm import BLOCK_ORDERS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KV_BUILDERS: Final[dict[str, Callable[..., KVLayout]]] = {
     "token_major": layouts.token_major,
@@ -35,10 +33,12 @@ KV_BUILDERS: Final[dict[str, Callable[..., KVLayout]]] = {
 }
 LAYOUTS: Final = (*KV_BUILDERS, "mla", *HOST_ARRANGEMENTS, *BLOCK_ORDERS)
 """Names that `layout` may have; block orders are those of vLLM."""
-INSTANCE_KEYS: Final = ("attention_tp", "pp_size", "cp_size", "relayout", "ignore_parts")
-_MLA_KEYS: Final = ("kv_lora_rank", "qk_rope_head_dim")
-_PAGES: Final = 1024
+MLA_KEYS: Final = ("kv_lora_rank", "qk_rope_head_dim")
+PAGES: Final = 1024
 """Of a described pool; how many there are does not enter a plan."""
+_INSTANCE_KEYS: Final = ("attention_tp", "pp_size", "cp_size", "relayout", "ignore_parts")
+_HELD_LAYERS_MAX: Final = 1 << 18
+"""Layers of all TP ranks of an instance, each of which is described by planes of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Instance:
     workers: tuple[tuple[Rank, KVLayout], ...]
     relayout: str
     ignore_parts: tuple[str, ...] = ()
+    file: str = ""
+    """That describes it."""
 
     @property
     def sides(self) -> tuple[Side, ...]:
@@ -61,12 +63,37 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What values are called where they come from, for texts."""
+
+    tp: str = "attention_tp"
+    pp: str = "pp_size"
+    cp: str = "cp_size"
+    heads: str = "total_kv_heads"
+    layers: str = "layers"
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many ranks an instance has."""
+    """How many ranks an instance has.
+
+    Raises:  ConfigError: more than are served.
+    """
 
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    terms: Terms = Terms()
+
+    def __post_init__(self) -> None:
+        count = self.tp * self.pp * self.cp
+        if count > limits.RANKS_PER_INSTANCE_MAX:
+            raise ConfigError(
+                f"{self.terms.tp} {self.tp}, {self.terms.pp} {self.pp} and {self.terms.cp} "
+                f"{self.cp} are {count} ranks; at most {limits.RANKS_PER_INSTANCE_MAX} are served: "
+                "take smaller sizes",
+                fields={"ranks": str(count)},
+            )
 
     def ranks(self) -> list[Rank]:
         """Every rank, by index."""
@@ -77,209 +104,147 @@ class Sizes:
         ]
 
 
-def read_toml(file: Path) -> Instance:
-    """One side of a pair from a TOML file.
-
-    Raises:  ConfigError naming the file and the key.
-    """
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the layout {file}: {error}") from error
-    try:
-        return _instance(values)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}", fields=error.fields) from error
-
-
-def read_model_config(
-    file: Path,
-    *,
-    layout: str,
-    page_size: int,
-    sizes: Sizes,
-    dtype: str | None = None,
-    relayout: str | None = None,
-) -> Instance:
-    """One side of a pair from a Hugging Face `config.json`.
-
-    Full and sliding window layers become groups `full` and `swa`; latent attention is recognised by
-    `kv_lora_rank`.
-
-    Raises:  ConfigError: no such file, a key that it lacks, layers that are no attention.
-    """
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the model config {file}: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{file} is no model config: it holds no JSON object")
-    if isinstance(config.get("text_config"), dict):
-        config = {**config, **config["text_config"]}
-    stored = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
-    values: dict[str, object] = {
-        "layout": layout,
-        "page_size": page_size,
-        "pages": _PAGES,
-        "dtype": dtype or stored,
-        **_heads(config, file),
-    }
-    if relayout is not None:
-        values["relayout"] = relayout
-    groups = _layer_groups(config, file)
-    try:
-        every = sorted(layer for _, ids in groups for layer in ids)
-        parts = [
-            _instance({**values, "layers": ids, "group": name}, sizes, every)
-            for name, ids in groups
-        ]
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}", fields=error.fields) from error
-    return _together(parts)
-
-
-def _together(parts: list[Instance]) -> Instance:
-    """Instances of one group each as one: ranks keep the groups that they hold."""
-    held: dict[Rank, list[KVLayout]] = {}
-    for part in parts:
-        for rank, layout in part.workers:
-            held.setdefault(rank, []).append(layout)
-    workers = sorted(held.items(), key=lambda item: item[0].index)
-    return replace(parts[0], workers=tuple((rank, combine(*found)) for rank, found in workers))
-
-
-def _heads(config: dict[str, object], file: Path) -> dict[str, object]:
-    if "kv_lora_rank" in config:
-        return {key: _number(config, key, file) for key in _MLA_KEYS}
-    attention = _number(config, "num_attention_heads", file)
-    heads = config.get("num_key_value_heads") or attention
-    width = config.get("head_dim") or _number(config, "hidden_size", file) // attention
-    return {
-        "total_kv_heads": heads,
-        "head_dim": width,
-        "v_head_dim": config.get("v_head_dim") or width,
-    }
-
-
-def _layer_groups(config: dict[str, object], file: Path) -> list[tuple[str, list[int]]]:
-    kinds = config.get("layer_types")
-    if not isinstance(kinds, list):
-        return [("full", list(range(_number(config, "num_hidden_layers", file))))]
-    names = {"full_attention": "full", "sliding_attention": "swa"}
-    unknown = sorted({str(kind) for kind in kinds if kind not in names})
-    if unknown:
-        raise ConfigError(
-            f"{file}: layer_types has {', '.join(unknown)}; only {', '.join(names)} have KV pages. "
-            "Describe recurrent state with pdxfer.layout in Python",
-            fields={"layer_types": ", ".join(unknown)},
-        )
-    found: dict[str, list[int]] = {}
-    for layer, kind in enumerate(kinds):
-        found.setdefault(names[kind], []).append(layer)
-    return sorted(found.items())
-
-
-def _number(config: dict[str, object], key: str, file: Path) -> int:
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(
-            f"{file}: {key} is {value!r}; a model config must give it as 1 or more",
-            fields={key: repr(value)},
-        )
-    return value
-
-
-def _instance(
-    values: dict[str, object], sizes: Sizes | None = None, every: list[int] | None = None
+def describe(
+    values: Mapping[str, object], sizes: Sizes | None = None, every: list[int] | None = None
 ) -> Instance:
     """Every rank of the instance that these keys describe.
 
-    Args:    every: layers of all groups, which stages divide; None: those of this one.
+    Args:    values: keys of a builder and of the instance. sizes: instead of those among the keys.
+             every: layers of all groups, which stages divide; None: those of this one.
+    Raises:  ConfigError: naming key, value and what to give instead.
     """
     shape = dict(values)
-    name = shape.pop("layout", None)
-    if name not in LAYOUTS:
-        raise ConfigError(
-            f"layout = {name!r}; it has to be one of {', '.join(LAYOUTS)}",
-            fields={"layout": repr(name)},
-        )
-    counts = {key: _count(key, shape.pop(key, 1)) for key in ("attention_tp", "pp_size", "cp_size")}
-    used = sizes or Sizes(counts["attention_tp"], counts["pp_size"], counts["cp_size"])
+    check_kinds(shape)
+    name = choice("layout", shape.pop("layout", None), LAYOUTS)
+    tp, pp, cp = (number(key, shape.pop(key, 1)) for key in ("attention_tp", "pp_size", "cp_size"))
+    used = Sizes(tp, pp, cp) if sizes is None else sizes
     relayout = shape.pop("relayout", None)
-    ignored = shape.pop("ignore_parts", [])
-    if not isinstance(ignored, list):
-        raise ConfigError(f"ignore_parts = {ignored!r}; a list of parts is needed")
-    layers = shape.pop("layers", None)
-    ids = list(range(layers)) if isinstance(layers, int) else layers
-    if not isinstance(ids, list) or not ids:
-        raise ConfigError(f"layers = {layers!r}; a count or a list of global ids is needed")
+    if relayout is not None:
+        choice("relayout", relayout, RELAYOUT)
+    ignored = part_names("ignore_parts", shape.pop("ignore_parts", []))
+    ids = layer_list("layers", shape.pop("layers", None))
+    stages = _stages(ids, ids if every is None else every, used)
+    shared, firsts = _split_heads(name, shape, used)
+    made: dict[tuple[int, int | None], KVLayout] = {}
     workers = []
     for rank in used.ranks():
-        whole = ids if every is None else every
-        stage = whole[len(whole) * rank.pp // used.pp : len(whole) * (rank.pp + 1) // used.pp]
-        held = [layer for layer in ids if layer in stage]
-        if held:
-            workers.append((rank, _build(str(name), _of_rank(shape, rank), held)))
-    shown = f"{name}, page size {shape.get('page_size')}, TP {used.tp}"
-    shown += "".join(f", {kind} {n}" for kind, n in (("PP", used.pp), ("CP", used.cp)) if n > 1)
+        first = firsts[rank.tp]
+        if not stages[rank.pp]:
+            continue
+        if (rank.pp, first) not in made:
+            values = shared if first is None else {**shared, "head_first": first}
+            made[rank.pp, first] = _build(name, values, stages[rank.pp])
+        workers.append((rank, made[rank.pp, first]))
+    sized = f"{name}, page size {shape.get('page_size')}, TP {used.tp}"
+    sized += "".join(f", {kind} {n}" for kind, n in (("PP", used.pp), ("CP", used.cp)) if n > 1)
     default = workers[0][1].relayout
-    return Instance(
-        name=shown,
-        workers=tuple(workers),
-        relayout=default if relayout is None else str(relayout),
-        ignore_parts=tuple(str(part) for part in ignored),
-    )
+    return Instance(sized, tuple(workers), default if relayout is None else str(relayout), ignored)
 
 
-def _count(key: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{key} = {value!r}; it must be 1 or more", fields={key: repr(value)})
-    return value
+def _stages(ids: list[int], every: list[int], sizes: Sizes) -> list[list[int]]:
+    """Which of `ids` each pipeline stage holds, where the stages divide `every` layer."""
+    _check_layers(sizes, len(every))
+    ends = [len(every) * stage // sizes.pp for stage in range(sizes.pp + 1)]
+    wholes = [set(every[first:end]) for first, end in itertools.pairwise(ends)]
+    return [[layer for layer in ids if layer in whole] for whole in wholes]
 
 
-def _of_rank(shape: dict[str, object], rank: Rank) -> dict[str, object]:
-    """The heads of one TP rank: the model's, split; replicated where there are too few."""
-    if any(key in shape for key in _MLA_KEYS):
-        return shape
-    heads = "heads" if "heads" in shape else "kv_heads"
-    here, total = shape.get(heads), shape.get("total_kv_heads")
-    total = _count(heads, here) * rank.tp_size if total is None else _count("total_kv_heads", total)
-    split = max(1, total // rank.tp_size)
+def _check_layers(sizes: Sizes, layers: int) -> None:
+    """Refuses stages without a layer, and more layers of ranks than are looked at."""
+    terms = sizes.terms
+    if layers < sizes.pp:
+        raise ConfigError(
+            f"{terms.pp} is {sizes.pp} and {terms.layers} are {layers}: some stages would have no "
+            f"layer. Take {terms.pp} {layers} or less",
+            fields={terms.pp: str(sizes.pp), terms.layers: str(layers)},
+        )
+    held = layers * sizes.tp
+    if held > _HELD_LAYERS_MAX:
+        raise ConfigError(
+            f"{terms.layers} are {layers} and {terms.tp} is {sizes.tp}: {held} layers of ranks, of "
+            f"which at most {_HELD_LAYERS_MAX} are looked at. Take fewer of either",
+            fields={terms.layers: str(layers), terms.tp: str(sizes.tp)},
+        )
+
+
+def _split_heads(
+    name: str, shape: dict[str, object], sizes: Sizes
+) -> tuple[dict[str, object], list[int | None]]:
+    """The shape of every TP rank, and the first head of each; None where there are no heads.
+
+    The model's heads are split, and replicated where there are too few.
+
+    Raises:  ConfigError: no heads, two numbers that differ, or heads that ranks cannot share.
+    """
+    if "head_first" in shape:
+        raise ConfigError("unknown key 'head_first'; the heads of a rank follow from attention_tp")
+    if any(key in shape for key in MLA_KEYS):
+        return shape, [None] * sizes.tp
+    heads, totals = "kv_heads", "total_kv_heads"
+    if name == "k_only":
+        heads, totals = "heads", "heads_total"
+    here = shape.get(heads)
+    total = _total_heads(heads, here, shape.get("total_kv_heads", shape.get(totals)), sizes.tp)
+    _check_split(total, sizes)
+    split = max(1, total // sizes.tp)
     if here is not None and here != split:
         raise ConfigError(
             f"{heads} = {here} of one rank; total_kv_heads = {total} over attention_tp = "
-            f"{rank.tp_size} is {split}: give total_kv_heads alone",
+            f"{sizes.tp} is {split}: give total_kv_heads alone",
             fields={heads: str(here), "total_kv_heads": str(total)},
         )
-    whole = {key: value for key, value in shape.items() if key != "total_kv_heads"}
-    totals = "heads_total" if heads == "heads" else "total_kv_heads"
-    first = rank.tp * total // rank.tp_size
-    return {**whole, heads: split, totals: total, "head_first": first}
+    rest = {key: value for key, value in shape.items() if key not in ("total_kv_heads", totals)}
+    firsts: list[int | None] = [tp * total // sizes.tp for tp in range(sizes.tp)]
+    return {**rest, heads: split, totals: total}, firsts
+
+
+def _total_heads(heads: str, here: object, total: object, tp: int) -> int:
+    if here is None and total is None:
+        raise ConfigError(
+            f"{heads} is missing; give total_kv_heads, 1 or more, of the model (or {heads} of one "
+            "rank)"
+        )
+    if total is not None:
+        return number("total_kv_heads", total)
+    return number(heads, here) * tp
+
+
+def _check_split(total: int, sizes: Sizes) -> None:
+    """Refuses ranks that cannot share the heads evenly: the last heads would be on no rank."""
+    tp, terms = sizes.tp, sizes.terms
+    if total % tp == 0 or tp % total == 0:
+        return
+    near = tp // total * total or max(size for size in range(1, tp) if total % size == 0)
+    raise ConfigError(
+        f"{terms.tp} is {tp} and {terms.heads} is {total}: one has to be a multiple of the other, "
+        f"or some heads would be on no rank. Take {terms.tp} {near}",
+        fields={terms.tp: str(tp), terms.heads: str(total)},
+    )
 
 
 def _build(name: str, shape: dict[str, object], layers: list[int]) -> KVLayout:
-    shape = {"pages": _PAGES, **shape, "layers": layers}
-    if name == "mla" or any(key in shape for key in _MLA_KEYS):
+    shape = {"pages": PAGES, **shape, "layers": layers}
+    if name == "mla" or any(key in shape for key in MLA_KEYS):
         return _build_mla(name, shape)
     if name in HOST_ARRANGEMENTS:
-        groups = _count("head_groups", shape.pop("head_groups", 1))
+        groups = number("head_groups", shape.pop("head_groups", 1))
         reserved = shape.setdefault("reserved_pages", 0)
-        like = _called(layouts.token_major, shape)
+        like = _called(name, layouts.token_major, shape)
         return _host(like, name, groups, reserved)
     if name in BLOCK_ORDERS:
-        return _called(layouts.vllm_blocks, {**shape, "order": name})
-    return _called(KV_BUILDERS[name], shape)
+        return _called(name, layouts.vllm_blocks, {**shape, "order": name})
+    return _called(name, KV_BUILDERS[name], shape)
 
 
 def _build_mla(name: str, shape: dict[str, object]) -> KVLayout:
     if name in BLOCK_ORDERS:
-        return _called(layouts.vllm_mla_blocks, {**shape, "order": name})
+        return _called(name, layouts.vllm_mla_blocks, {**shape, "order": name})
     if name in HOST_ARRANGEMENTS:
         reserved = shape.setdefault("reserved_pages", 0)
-        return _host(_called(layouts.mla, shape), name, 1, reserved)
+        return _host(_called(name, layouts.mla, shape), name, 1, reserved)
     if name != "mla":
         shape = {**shape, "arrangement": name}
-    return _called(layouts.mla, shape)
+    return _called(name, layouts.mla, shape)
 
 
 def _host(like: KVLayout, name: str, head_groups: int, reserved_pages: object) -> KVLayout:
@@ -288,21 +253,42 @@ def _host(like: KVLayout, name: str, head_groups: int, reserved_pages: object) -
         name,
         pages=like.groups[0].pages,
         head_groups=head_groups,
-        reserved_pages=reserved_pages if isinstance(reserved_pages, int) else 0,
+        reserved_pages=number("reserved_pages", reserved_pages, least=0),
     )
 
 
-def _called(builder: Callable[..., KVLayout], shape: dict[str, object]) -> KVLayout:
-    """The layout; a key that the builder does not know is named."""
-    takes = inspect.signature(builder).parameters
-    known = {*takes} - {"shape"} | (set(KVShape.__annotations__) if "shape" in takes else set())
-    for key in shape:
-        if key not in known:
-            names = sorted({*known, *INSTANCE_KEYS} - {"head_first"})
-            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}"
-            raise ConfigError(f"unknown key {key!r}; {hint}", fields={"key": key})
+def _called(name: str, builder: Callable[..., KVLayout], shape: dict[str, object]) -> KVLayout:
+    """The layout that a builder makes of these keys."""
+    _check_keys(name, builder, shape)
     try:
         return builder(**shape)
-    except TypeError as error:
-        raise ConfigError(f"layout {builder.__name__!r}: {error}") from error
+    except ConfigError as error:
+        text = str(error)
+        if not any(key in text for key in shape):
+            # Of what several keys come to together: the length of a region, the number of planes.
+            text += f"; it follows from {_numbers(shape)}"
+        raise ConfigError(text, fields=error.fields) from error
+
+
+def _check_keys(name: str, builder: Callable[..., KVLayout], shape: dict[str, object]) -> None:
+    """Refuses a key that the builder does not know, and names one that it needs and has not."""
+    takes = dict(inspect.signature(builder).parameters)
+    if takes.pop("shape", None) is not None:
+        takes |= inspect.signature(kv_shape).parameters
+    for key in shape:
+        if key not in takes:
+            names = sorted({*takes, *_INSTANCE_KEYS} - {"head_first"})
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}"
+            raise ConfigError(f"unknown key {shown(key)}; {hint}", fields={"key": shown(key)})
+    for key, parameter in takes.items():
+        if parameter.default is inspect.Parameter.empty and key not in shape:
+            raise ConfigError(f"{key} is missing; layout {name!r} needs it", fields={key: "none"})
+
+
+def _numbers(shape: dict[str, object]) -> str:
+    """The numbers of a shape, for a text."""
+    layers = shape["layers"]
+    count = len(layers) if isinstance(layers, list) else 1
+    others = {key: value for key, value in shape.items() if isinstance(value, int)}
+    return ", ".join(f"{key} {value}" for key, value in {"layers": count, **others}.items())

@@ -1,0 +1,110 @@
+"""Values of a description, one by one: which ones may be, and how one that may not is shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pdxfer import limits
+from pdxfer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+NUMBER_MAX: Final = (1 << 31) - 1
+"""Of a number that no limit bounds: one such beside ordinary ones comes to no byte count over 63
+bits."""
+_LENGTH_MAX: Final = 1 << 48
+_NUMBERS: Final = frozenset(
+    {
+        "attention_tp", "pp_size", "cp_size", "kv_heads", "heads", "total_kv_heads", "heads_total",
+        "head_groups", "head_dim", "v_head_dim", "kv_lora_rank", "qk_rope_head_dim", "page_size",
+        "pages", "reserved_pages",
+    }
+)  # fmt: skip
+_TEXTS: Final = frozenset(
+    {"layout", "dtype", "group", "model", "order", "isa", "arrangement", "part", "relayout"}
+)
+_FLAGS: Final = frozenset({"interleaved"})
+_SHOWN_CHARACTERS: Final = 80
+
+
+def check_kinds(values: Mapping[str, object]) -> None:
+    """Refuses, by key, a value of another type than the key takes. Unknown keys are left alone.
+
+    Raises:  ConfigError.
+    """
+    for key, value in values.items():
+        if key in _NUMBERS:
+            number(key, value, least=int(key != "reserved_pages"))
+        elif key == "length_bytes":
+            number(key, value, most=_LENGTH_MAX)
+        elif key in _TEXTS and not isinstance(value, str):
+            raise _wrong(key, value, f'text is needed, as in {key} = "..."')
+        elif key in _FLAGS and not isinstance(value, bool):
+            raise _wrong(key, value, "true or false is needed")
+
+
+def number(key: str, value: object, *, least: int = 1, most: int = NUMBER_MAX) -> int:
+    """A whole number of `least` to `most`.
+
+    Raises:  ConfigError: another, or no number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise _wrong(key, value, f"it must be {least} or more, and at most {most}")
+    return value
+
+
+def layer_list(key: str, value: object) -> list[int]:
+    """Global layer ids from a count or from the ids, bounded before any is made.
+
+    Raises:  ConfigError: neither, none, too many, or an id that is none or there twice.
+    """
+    most = limits.PLANES_MAX
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
+        return list(range(value))
+    if not isinstance(value, list) or not 1 <= len(value) <= most:
+        raise _wrong(
+            key, value, f"a count or a list of global ids is needed, of 1 to {most} layers"
+        )
+    ids = [number(f"{key}[{at}]", layer, least=0) for at, layer in enumerate(value)]
+    if len(set(ids)) < len(ids):
+        raise _wrong(key, value, "an id is there twice; each layer is named once")
+    return ids
+
+
+def part_names(key: str, value: object) -> tuple[str, ...]:
+    """A list of parts.
+
+    Raises:  ConfigError: no list, or one of anything else than names.
+    """
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+        raise _wrong(key, value, 'a list of parts is needed, as in ["k_scale", "v_scale"]')
+    return tuple(value)
+
+
+def choice(key: str, value: object, known: Iterable[str]) -> str:
+    """One of `known`.
+
+    Raises:  ConfigError: another.
+    """
+    names = tuple(known)
+    if not isinstance(value, str) or value not in names:
+        raise _wrong(key, value, f"it has to be one of {', '.join(names)}")
+    return value
+
+
+def shown(value: object) -> str:
+    """Any value in at most a line, also one that `repr` cannot say."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        # A number of over 4300 digits, or a nest too deep to be walked.
+        return f"a value of type {type(value).__name__} too long to be shown"
+    if len(text) <= _SHOWN_CHARACTERS:
+        return text
+    return f"{text[: _SHOWN_CHARACTERS - 3]}..."
+
+
+def _wrong(key: str, value: object, wanted: str) -> ConfigError:
+    text = shown(value)
+    return ConfigError(f"{key} is {text}; {wanted}", fields={key: text})
