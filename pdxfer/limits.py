@@ -68,7 +68,8 @@ CONTROL_RESEND_AFTER_S: Final = 1.0
 HEARTBEAT_INTERVAL_S: Final = 1.0
 """How often each side of a session says that it lives and how far it is."""
 LIVENESS_TIMEOUT_S: Final = 10.0
-"""A peer silent for this long is away: its transfers start to abort."""
+"""A peer silent for this long is away: its transfers start to abort. `LEASE_S` while its end of the
+connection answers: then its process lives and is only busy."""
 CONNECT_TIMEOUT_S: Final = 5.0
 """Default of `DecodeClient.connect`."""
 LINK_RETRY_S: Final = 1.0

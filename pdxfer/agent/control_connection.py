@@ -74,7 +74,8 @@ class Connection:
         self._connected = connected
         self._refused = refused
         self._socket: zmq.Socket[bytes] | None = None
-        self._is_connected = False
+        self.is_connected = False
+        """As its last event says; a peer that does not answer pings is disconnected."""
         self._monitor: zmq.Socket[bytes] | None = None
         self._wakeups: list[Wakeup] = []
         self._retry: asyncio.TimerHandle | None = None
@@ -155,7 +156,7 @@ class Connection:
         """Send at once; False when there is no connection or its queue is full."""
         if self._socket is None:
             return True
-        if not self._is_connected:
+        if not self.is_connected:
             return False
         try:
             self._socket.send(frame, zmq.NOBLOCK)
@@ -193,7 +194,7 @@ class Connection:
         match event:
             case zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.problem = "connected, but it did not answer Hello"
-                self._is_connected = True
+                self.is_connected = True
                 self._stop_retry()
                 self._connected()
             case zmq.Event.HANDSHAKE_FAILED_AUTH:
@@ -203,7 +204,7 @@ class Connection:
                 self.problem = self._handshake_failed()
                 self._connect_later()
             case zmq.Event.DISCONNECTED:
-                self._is_connected = False
+                self.is_connected = False
                 self._suffer("the connection broke")
             case _:
                 self._suffer("nothing accepts connections there")

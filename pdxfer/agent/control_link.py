@@ -185,6 +185,7 @@ class ControlLink:
             session,
             self._callbacks,
             transmit=self._connection.transmit,
+            reachable=lambda: self._connection.is_connected,
             read=self._read,
             ended=self._ended,
         )

@@ -48,6 +48,7 @@ class Peer:
     """One session with its outgoing queue and its timers.
 
     Args:  transmit: sends one frame at once; False when the queue of the peer is full.
+           reachable: whether the peer's end of the connection answers the transport's own pings.
            read: reads the channel's socket until it is empty. ended: the channel forgets this peer.
     Threads:  the loop's.
     """
@@ -59,6 +60,7 @@ class Peer:
         callbacks: Callbacks,
         *,
         transmit: Callable[[bytes], bool],
+        reachable: Callable[[], bool],
         read: Callable[[], object],
         ended: Callable[[Peer, str], None],
     ) -> None:
@@ -70,6 +72,7 @@ class Peer:
         self._loop = loop
         self._callbacks = callbacks
         self._transmit = transmit
+        self._reachable = reachable
         self._read = read
         self._ended = ended
         self._queue: deque[bytes] = deque()
@@ -199,7 +202,10 @@ class Peer:
         """Have the timer run no later than the next thing to do."""
         if self._end is not None:
             return
-        at = min(self._heartbeat_at, self.session.heard_at + LIVENESS_TIMEOUT_S)
+        silent_at = self.session.heard_at + LIVENESS_TIMEOUT_S
+        at = self._heartbeat_at
+        if silent_at > self._loop.time():  # afterwards each heartbeat looks whether it is reachable
+            at = min(at, silent_at)
         if self._queue:
             at = min(at, self._loop.time() + CONTROL_BLOCKED_RETRY_S)
         else:
@@ -214,14 +220,15 @@ class Peer:
 
     def _tick(self) -> None:
         self._timer = None
-        if self.session.expired(self._loop.time()):
+        if self.session.expired(self._loop.time(), reachable=self._reachable()):
             self._read()  # a loop that was held up has the peer's messages waiting
         now = self._loop.time()
         if self._end is not None:
             return
-        if self.session.expired(now):
+        if self.session.expired(now, reachable=self._reachable()):
             silent_s = now - self.session.heard_at
-            self.end(f"no sign of the peer for {silent_s:.1f} s (LIVENESS_TIMEOUT_S)")
+            limit = "LEASE_S" if self._reachable() else "LIVENESS_TIMEOUT_S"
+            self.end(f"no sign of the peer for {silent_s:.1f} s ({limit})")
             return
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + HEARTBEAT_INTERVAL_S

@@ -81,6 +81,8 @@ class ControlServer:
             on_message, on_session, on_lost, heartbeat or (lambda _: Heartbeat())
         )
         self._peers: dict[bytes, Peer] = {}
+        self._unreachable: set[bytes] = set()
+        """Live sessions whose connection was down when something was last sent."""
         self._key_of: dict[bytes, str] = {}
         """Incarnation to the CURVE key that it first came with."""
         self._authenticator: Authenticator | None = None
@@ -199,7 +201,11 @@ class ControlServer:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
+            if peer in self._peers:
+                self._unreachable.add(peer)
             # its connection is down; the session sends again once it is back
+        else:
+            self._unreachable.discard(peer)
         if self._wakeup is not None:
             self._wakeup.check()
         return True
@@ -273,6 +279,7 @@ class ControlServer:
             session,
             self._callbacks,
             transmit=lambda frame: self._transmit(source, frame),
+            reachable=lambda: source not in self._unreachable,
             read=self._read,
             ended=self._ended,
         )
@@ -306,6 +313,7 @@ class ControlServer:
         """A session is over: forget it, then tell the owner, unless it never was one."""
         if self._peers.get(peer.incarnation) is peer:
             del self._peers[peer.incarnation]
+            self._unreachable.discard(peer.incarnation)
             log.info("session over", extra={"peer": peer.incarnation.hex(), "reason": reason})
             self._callbacks.on_lost(peer.incarnation, reason)
 

@@ -28,6 +28,7 @@ from pdxfer.limits import (
     CONTROL_RESEND_BURST_MESSAGES,
     CONTROL_UNACKED_BYTES_MAX,
     CONTROL_UNACKED_MESSAGES_MAX,
+    LEASE_S,
     LIVENESS_TIMEOUT_S,
 )
 from pdxfer.wire.codec import encode
@@ -264,9 +265,13 @@ class Session:
             return []
         return [message]
 
-    def expired(self, now: float) -> bool:
-        """Whether the peer has been silent for `LIVENESS_TIMEOUT_S`."""
-        return now - self.heard_at >= LIVENESS_TIMEOUT_S
+    def expired(self, now: float, *, reachable: bool = False) -> bool:
+        """Whether the peer has been silent for `LIVENESS_TIMEOUT_S`; `reachable`: for `LEASE_S`.
+
+        The transport answers from a thread of its own: a process that is busy (an embedding one
+        that holds the interpreter, an agent that registers memory) is not dead.
+        """
+        return now - self.heard_at >= (LEASE_S if reachable else LIVENESS_TIMEOUT_S)
 
     def _in_order(self, number: int, now: float) -> bool:
         if number == self._received + 1:

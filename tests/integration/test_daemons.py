@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pdxfer import limits
 from pdxfer.agent import keys
 from pdxfer.client import DecodeClient, PrefillClient, State
 from pdxfer.errors import (
@@ -378,3 +379,20 @@ def test_the_log_has_one_line_a_state_change(tmp_path):
             seen = [line["state"] for line in lines if line.get("event") == "transfer"]
             # At decode the commit may come before the announcement of a last chunk.
             assert seen in (states, [state for state in states if state != "MOVING"])
+
+
+@pytest.mark.slow
+def test_a_held_interpreter_is_not_taken_for_death(tmp_path):
+    busy_s = int(limits.LIVENESS_TIMEOUT_S) + 3
+    with daemons(tmp_path) as ([prefill], _):
+        with PrefillClient(prefill[1].socket, SeededCache(small(), 1)) as sender:
+            command = [sys.executable, "-m", "tests.support.busy_decode", str(busy_s)]
+            with subprocess.Popen(
+                [*command, sender.addresses[0]], stdout=subprocess.PIPE, text=True
+            ) as child:
+                assert child.stdout.readline() == "busy\n"
+                sending = sender.send(7, [5], tokens=16)
+                started = time.monotonic()
+                length_bytes = sending.wait(busy_s + WAIT_S).length_bytes
+                assert time.monotonic() - started > limits.LIVENESS_TIMEOUT_S
+                assert child.stdout.readline() == f"{length_bytes}\n"
