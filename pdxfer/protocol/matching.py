@@ -47,6 +47,9 @@ class Matching:
         sending = self.sends.live.get((message.source_worker, message.room))
         if error is not None:
             self._refuse(peer, message, error, now)
+        elif sending is None and (why := self.sends.why_failed(message)) is not None:
+            peer.bury(message.generation)
+            self.sends.tell_failed(peer.peer_id, message.generation, message.source_worker, why)
         elif sending is None:
             peer.wait(message)
         else:

@@ -99,6 +99,7 @@ class PrefillMachine:
         shares_pages = worker.rank.cp_size > 1
         sending = Sending(worker_id, room, slot, deadline, lease_s, worker.layout, shares_pages)
         self.sendings[key] = sending
+        self._sends.failed.pop(key, None)
         self._sends.by_slot[worker_id, slot] = sending
         self._sends.show(sending)
         for peer in self.peers.values():
@@ -137,7 +138,7 @@ class PrefillMachine:
             sending.add_chunk(pages, tokens, layers, last=last)
             sending.aux = aux or sending.aux
         except PdxferError as error:
-            self._sends.fail(sending, error)
+            self._sends.give_up(sending, error)
             return
         self._sends.pump(sending)
 
@@ -146,7 +147,7 @@ class PrefillMachine:
         sending = self._sends.by_slot.get((worker_id, slot))
         if sending is not None and sending.state is not State.SENT:
             text = f"aborted by the prefill worker: {reason or 'no reason given'}"
-            self._sends.fail(sending, TransferError(f"room {sending.room} was {text}"))
+            self._sends.give_up(sending, TransferError(f"room {sending.room} was {text}"))
 
     # -- what a peer says --------------------------------------------------------------------
     def on_message(self, peer_id: bytes, message: Message, now: float) -> None:
@@ -382,7 +383,7 @@ class PrefillMachine:
                         f"room {sending.room}: {came} of {sending.receiver_count} receivers had "
                         "come and placed pages before its deadline"
                     )
-                self._sends.fail(sending, PeerError(text, retryable=True))
+                self._sends.give_up(sending, PeerError(text, retryable=True))
             elif now >= sending.deadline and self._sends.blocked(sending):
                 text = f"room {sending.room}: no path to decode opened before its deadline"
                 self._sends.fail(sending, PeerError(text, retryable=True))
@@ -390,6 +391,7 @@ class PrefillMachine:
                 self._check_lease(sending, now)
             if sending.state is State.MOVING:
                 self._sends.announce(sending)
+        self._sends.forget_failed(now)
         for peer in self.peers.values():
             peer.forget_unclaimed(now)
 

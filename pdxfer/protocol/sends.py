@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from pdxfer import limits
 from pdxfer.errors import PdxferError
 from pdxfer.protocol.effects import (
     Cancel,
@@ -18,10 +20,18 @@ from pdxfer.protocol.sending import Leg, Sending
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.tables import SendingEvent
 from pdxfer.protocol.workers import Worker
-from pdxfer.wire.messages import (
-    Drained,
-    Failed,
-)
+from pdxfer.wire.messages import Drained, Failed, Receive
+
+
+@dataclass(slots=True)
+class FailedSend:
+    """A send that failed before every receiver of its room had come."""
+
+    error: PdxferError
+    told: set[int]
+    """Receiver indices that know: a receive of theirs is another try."""
+    forget_at: float | None = None
+    """Set by the next tick."""
 
 
 class Sends:
@@ -34,6 +44,8 @@ class Sends:
         """(worker, room) to send, until it is final."""
         self.by_slot: dict[tuple[int, int], Sending] = {}
         """(worker, board slot) to send."""
+        self.failed: dict[tuple[int, int], FailedSend] = {}
+        """(worker, room) to why its send failed, for receivers that have not come yet."""
         self.departing: set[int] = set()
         """Workers that went away and whose memory may still be read."""
         self.effects: list[Effect] = []
@@ -142,6 +154,13 @@ class Sends:
                 if other is not sending and not leg.committed:
                     self.fail(other, error, aborted=aborted)
 
+    def give_up(self, sending: Sending, error: PdxferError) -> None:
+        """End a send for a reason of this side; receivers that have not come hear it then."""
+        if sending.error is None and len(sending.legs) < max(1, sending.receiver_count):
+            told = {leg.receive.receiver_index for leg in sending.legs.values()}
+            self.failed[sending.worker, sending.room] = FailedSend(error, told)
+        self.fail(sending, error)
+
     def _end_leg(self, sending: Sending, leg: Leg, aborted: tuple[bytes, int] | None) -> None:
         """Nobody joins this transfer any more, and its receiver hears of the end."""
         peer = self.peers.get(leg.peer)
@@ -175,6 +194,22 @@ class Sends:
         if generation in peer.asked and generation not in peer.legs.keys() | peer.unproven:
             peer.asked.discard(generation)
             self.effects.append(Tell(peer.peer_id, Drained(generation=generation)))
+
+    def why_failed(self, receive: Receive) -> PdxferError | None:
+        """Why the send of a room failed before this receiver came; said once to each."""
+        failed = self.failed.get((receive.source_worker, receive.room))
+        if failed is None or receive.receiver_index in failed.told:
+            return None
+        failed.told.add(receive.receiver_index)
+        return failed.error
+
+    def forget_failed(self, now: float) -> None:
+        """Drop what no receiver has come for in time."""
+        for key, failed in list(self.failed.items()):
+            if failed.forget_at is None:
+                failed.forget_at = now + limits.UNMATCHED_DEADLINE_S
+            elif now >= failed.forget_at:
+                del self.failed[key]
 
     def free_departed(self, worker_id: int) -> None:
         """Give up the memory of a departed worker after its last send."""

@@ -417,3 +417,53 @@ def test_what_is_sent_while_the_path_is_down_waits_for_the_next_one(again):
     cluster.pass_time(21)
     assert "no path to decode opened before its deadline" in str(prefill.shown[0, 0].last.error)
     assert decode.shown[0, 0].state is State.FAILED
+
+
+def test_a_receiver_that_comes_behind_a_failed_send_hears_why_and_may_try_again():
+    cluster, prefill, decode = pair()
+    open_room(cluster, prefill)
+    send(prefill, tokens=99)
+    assert prefill.shown[0, 0].state is State.FAILED
+    receive(cluster, decode)
+    cluster.run()
+    assert decode.shown[0, 0].state is State.FAILED
+    assert "tokens=99" in str(decode.shown[0, 0].last.error)
+    receive(cluster, decode, slot=1)
+    cluster.run()
+    assert decode.shown[0, 1].state is State.WAITING
+    open_room(cluster, prefill, slot=1)
+    send(prefill, slot=1)
+    cluster.run()
+    assert decode.shown[0, 1].state is State.COMMITTED
+
+
+def test_a_failed_send_is_kept_for_the_receivers_that_have_not_come():
+    cluster, prefill, decodes = one_to_two_agents()
+    receive(cluster, decodes[0], 0)
+    open_room(cluster, prefill)
+    cluster.run()
+    prefill.machine.abort(0, 0, "enough")
+    prefill.pump()
+    cluster.run()
+    assert decodes[0].shown[0, 0].state is State.FAILED
+    receive(cluster, decodes[0], 0, slot=1)
+    receive(cluster, decodes[1], 1)
+    cluster.run()
+    assert decodes[0].shown[0, 1].state is State.WAITING, "it knows, and tries again"
+    assert "enough" in str(decodes[1].shown[1, 0].last.error)
+    cluster.pass_time(limits.UNMATCHED_DEADLINE_S + 1)
+    assert not prefill.machine._sends.failed
+
+
+def test_a_send_that_decode_ended_before_it_came_does_not_end_the_next_receive():
+    cluster, prefill, decode = pair()
+    receive(cluster, decode)
+    cluster.run()
+    decode.machine.abort(0, 0, "enough", cluster.now)
+    decode.pump()
+    cluster.run()
+    open_room(cluster, prefill)
+    assert prefill.shown[0, 0].state is State.FAILED
+    receive(cluster, decode, slot=1)
+    cluster.run()
+    assert decode.shown[0, 1].state is State.WAITING
