@@ -14,7 +14,7 @@ from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.host import host_id
 from pdxfer.agent.lanes import Lanes, MakeFabric, drain
 from pdxfer.agent.ports import WorkerPort
-from pdxfer.errors import ConfigError, PdxferError, ResourceError
+from pdxfer.errors import ConfigError, DaemonUnavailableError, PdxferError, ResourceError
 from pdxfer.fabric.base import Fabric, FabricEvent
 from pdxfer.local.messages import (
     AbortTransfer,
@@ -273,7 +273,7 @@ class Agent(ABC):
 
     def _attach(self, port: WorkerPort, message: AttachWorker, fds: list[int]) -> None:
         if self._draining:
-            raise ConfigError("this agent is stopping; attach to the next one")
+            raise self._stopping()
         if port.worker is not None:
             raise ConfigError("this worker has attached already; open another client")
         for other in self._by_connection.values():
@@ -319,9 +319,16 @@ class Agent(ABC):
         self.pump()
 
     def refuse_when_draining(self) -> None:
-        """Raises: ConfigError while this agent is stopping."""
+        """Raises: DaemonUnavailableError while this agent is stopping."""
         if self._draining:
-            raise ConfigError("this agent is stopping and takes no new transfer")
+            raise self._stopping()
+
+    def _stopping(self) -> DaemonUnavailableError:
+        return DaemonUnavailableError(
+            f"this {self.config.role} agent is stopping: running transfers may finish, new workers "
+            "and transfers go to the one that is started after it",
+            retryable=True,
+        )
 
     # -- effects -----------------------------------------------------------------------------
     def pump(self) -> None:

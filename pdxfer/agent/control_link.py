@@ -138,6 +138,11 @@ class ControlLink:
         return self._peer.incarnation if self.remote is not None else b""
 
     @property
+    def problem(self) -> str:
+        """What keeps the peer from answering, in words."""
+        return self._connection.problem
+
+    @property
     def is_refused(self) -> bool:
         """Whether the last session was refused, by either side, and no other one asked for yet."""
         return self._refusal is not None
@@ -214,7 +219,7 @@ class ControlLink:
         if peer.rejection is not None:
             self._refused(from_wire(_wire_error(peer.rejection)))
         if was_known:
-            log.info("session over", extra={"peer": peer.incarnation.hex(), "reason": reason})
+            log.debug("session_over", extra={"peer": peer.incarnation.hex(), "reason": reason})
             self._callbacks.on_lost(peer.incarnation, reason)
         if self._refusal is None:
             self._begin()
@@ -255,7 +260,7 @@ class ControlLink:
         try:
             envelope = decode(frame)
         except RemoteProtocolError as error:
-            log.warning("frame refused", extra={"address": self.address, "reason": str(error)})
+            log.warning("frame_refused", extra={"address": self.address, "reason": str(error)})
             self._connection.problem = str(error)
             self._break(error)
             return
@@ -290,7 +295,7 @@ class ControlLink:
             self._break(error)
             return
         except Exception:
-            log.exception("control callback failed", extra={"peer": peer.incarnation.hex()})
+            log.exception("control_callback_failed", extra={"peer": peer.incarnation.hex()})
             self._break(from_wire(INTERNAL_ERROR))
             return
         if self._timer is not None:

@@ -167,7 +167,7 @@ class Peer:
         except ProtocolError as error:
             self.refuse(error.to_wire())
         except Exception:
-            log.exception("control callback failed", extra={"peer": self.incarnation.hex()})
+            log.exception("control_callback_failed", extra={"peer": self.incarnation.hex()})
             self.refuse(INTERNAL_ERROR)
 
     # -- the end -----------------------------------------------------------------------------

@@ -235,7 +235,7 @@ class ControlServer:
         routing_id = frames[0].bytes
         source = routing_id.removeprefix(ROUTING_PREFIX)
         if len(frames) != _FRAMES or len(source) != INCARNATION_BYTES or source == routing_id:
-            log.warning("frame dropped: not a decode agent", extra={"routing_id": routing_id.hex()})
+            log.warning("frame_dropped", extra={"routing_id": routing_id.hex()})
             return None
         if not self._is_its_key(source, frames[1]):
             return None
@@ -243,7 +243,7 @@ class ControlServer:
         try:
             envelope = _decode_from(source, frames[1].bytes)
         except RemoteProtocolError as error:
-            log.warning("frame refused", extra={"peer": source.hex(), "reason": str(error)})
+            log.warning("frame_refused", extra={"peer": source.hex(), "reason": str(error)})
             if peer is not None:
                 peer.refuse(error.to_wire())
             return None
@@ -290,12 +290,12 @@ class ControlServer:
             peer.take(envelope)
             self._callbacks.on_session(source, hello)
         except PdxferError as error:
-            log.warning("session refused", extra={"peer": source.hex(), "reason": str(error)})
+            log.warning("session_refused", extra={"peer": source.hex(), "reason": str(error)})
             self._peers.pop(source, None)
             peer.refuse(error.to_wire())
             return None
         except Exception:
-            log.exception("control callback failed", extra={"peer": source.hex()})
+            log.exception("control_callback_failed", extra={"peer": source.hex()})
             peer.refuse(INTERNAL_ERROR)
             return None
         peer.arm()
@@ -314,7 +314,7 @@ class ControlServer:
         if self._peers.get(peer.incarnation) is peer:
             del self._peers[peer.incarnation]
             self._unreachable.discard(peer.incarnation)
-            log.info("session over", extra={"peer": peer.incarnation.hex(), "reason": reason})
+            log.debug("session_over", extra={"peer": peer.incarnation.hex(), "reason": reason})
             self._callbacks.on_lost(peer.incarnation, reason)
 
     def _is_its_key(self, source: bytes, frame: zmq.Frame) -> bool:
@@ -330,8 +330,13 @@ class ControlServer:
             self._key_of[source] = bound = key
         if bound != key:
             log.warning(
-                "frame refused: another key uses the routing id of a known agent",
-                extra={"peer": source.hex(), "key": key, "bound": bound},
+                "frame_refused",
+                extra={
+                    "peer": source.hex(),
+                    "reason": "another key uses the routing id of a known agent",
+                    "key": key,
+                    "bound": bound,
+                },
             )
         return bound == key
 

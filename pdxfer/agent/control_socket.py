@@ -255,9 +255,11 @@ class Authenticator:
             name = self._allowed.name_of(key)
             peer = {"host": frames[3].decode(errors="replace"), "key": key.decode()}
             if name is None:
-                log.warning("client refused: its key is not in the allow-list", extra=peer)
+                log.warning(
+                    "client_refused", extra=peer | {"reason": "its key is not in the allow-list"}
+                )
             else:
-                log.debug("client allowed", extra=peer | {"client": name})
+                log.debug("client_allowed", extra=peer | {"client": name})
             if name is not None:
                 return (version, request, b"200", b"OK", key, b"")
         return (version, request, b"400", b"not in the allow-list", b"", b"")

@@ -325,7 +325,8 @@ class DecodeAgent(Agent):
                 if self._links.get(control) is not link:
                     return  # closed meanwhile
                 if error.retryable:
-                    self.machine.sources.link(control).problem = str(error)
+                    text = f"the prefill agent at {control} does not answer: {link.problem}"
+                    self.machine.sources.link(control).problem = text
                 else:
                     self._on_refused(control, error)
                     await asyncio.sleep(limits.LINK_RETRY_S)

@@ -151,7 +151,7 @@ class Connection:
 
     def _refuse(self, error: PdxferError) -> None:
         """Tell why, as far as the socket takes it, and close."""
-        _LOG.warning("local connection refused", extra={"pid": self.pid, "reason": str(error)})
+        _LOG.warning("worker_connection_refused", extra={"pid": self.pid, "reason": str(error)})
         self.send(Refused(**error.to_wire()))
         self.close(str(error))
 
@@ -160,7 +160,7 @@ class Connection:
             done = self._outbox.flush(self._sock)
         except OSError as error:
             # Not closed yet: what the worker sent before is still to be read, and then its end.
-            _LOG.debug("local write failed", extra={"pid": self.pid, "reason": error.strerror})
+            _LOG.debug("worker_write_failed", extra={"pid": self.pid, "reason": error.strerror})
             self._outbox.close()
             done = True
         if done and self._writing:
@@ -239,7 +239,7 @@ class LocalServer:
 
     def _pause_accepting(self, error: OSError) -> None:
         """Without descriptors the listener stays readable: look again later, do not spin."""
-        _LOG.error("cannot accept a worker", extra={"reason": error.strerror})
+        _LOG.error("worker_not_accepted", extra={"reason": error.strerror})
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
             return
         assert self._listener is not None
@@ -257,13 +257,13 @@ class LocalServer:
         )
         refusal = self._refusal(uid)
         if refusal:
-            _LOG.warning("worker refused", extra={"pid": pid, "uid": uid, "reason": refusal})
+            _LOG.warning("worker_refused", extra={"pid": pid, "uid": uid, "reason": refusal})
             outbox = Outbox()
             outbox.append(encode(Refused(**ConfigError(refusal).to_wire())))
             try:
                 outbox.flush(sock)
             except OSError:
-                _LOG.debug("the refused worker is gone already", extra={"pid": pid})
+                _LOG.debug("refused_worker_gone", extra={"pid": pid})
             sock.close()
             return
         connection = Connection(self, sock, pid, uid)

@@ -429,7 +429,7 @@ def test_no_descriptors_left_to_accept_with(serve, monkeypatch, caplog):
 
     with caplog.at_level(logging.ERROR):
         serve(body)
-    assert sum(record.message == "cannot accept a worker" for record in caplog.records) == 2
+    assert sum(record.message == "worker_not_accepted" for record in caplog.records) == 2
 
 
 def test_truncated_ancillary_data_closes_the_connection(serve):
