@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import dataclass
 
 import msgspec
 
-from pdxfer import limits
 from pdxfer.agent.base import Agent
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.control import ControlLink
-from pdxfer.agent.host import canonical_address, host_id
+from pdxfer.agent.host import host_id
 from pdxfer.agent.keys import load_client_keys
 from pdxfer.agent.lanes import MakeFabric
+from pdxfer.agent.links import Links
 from pdxfer.agent.ports import WorkerPort, to_pages
 from pdxfer.errors import (
     ConfigError,
     LocalProtocolError,
     PdxferError,
     PeerError,
-    ResourceError,
 )
 from pdxfer.fabric.base import CommitArrived, Fabric, FabricEvent, SenderLost
 from pdxfer.local.messages import (
@@ -38,7 +35,6 @@ from pdxfer.local.messages import (
 )
 from pdxfer.protocol.decode import DecodeMachine
 from pdxfer.protocol.effects import Announce, Effect, WatchSender
-from pdxfer.protocol.sources import split_address
 from pdxfer.protocol.state import FINAL
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.codec import decode_commit
@@ -89,20 +85,13 @@ class DecodeAgent(Agent):
         self._keys = (
             load_client_keys(config.key_file, config.server_key) if config.key_file else None
         )
-        self._links: dict[str, ControlLink] = {}
-        self._needed_at: dict[str, float] = {}
-        """Control address to when its link last had a session or was named by a room."""
-        self._starting: set[asyncio.Task[None]] = set()
+        self._links = Links(self.machine, self._make_link, self._on_refused)
         self._lanes_of: dict[bytes, _Lane] = {}
         self._connecting: list[_Connecting] = []
 
     async def stop(self, reason: str) -> None:
         """Say goodbye to every peer and close everything."""
-        for task in list(self._starting):
-            task.cancel()
-        links, self._links = dict(self._links), {}
-        for link in links.values():
-            await link.close(reason)
+        await self._links.close(reason)
         self.close()
 
     @property
@@ -136,7 +125,7 @@ class DecodeAgent(Agent):
         """Deadlines of receives and of pending connects."""
         self.machine.tick(now)
         self._settle_connecting()
-        self._close_idle_links(now)
+        self._links.drop_idle(now)
 
     # -- workers -----------------------------------------------------------------------------
     def attach_worker(self, worker: Worker) -> None:
@@ -163,7 +152,7 @@ class DecodeAgent(Agent):
 
     def _connect(self, port: WorkerPort, message: ConnectPeer) -> None:
         _ = port.attached
-        prefill = self._ensure_links(message.prefill)
+        prefill = self._links.ensure(message.prefill, self.now())
         deadline = self.now() + message.timeout_s
         self._connecting.append(_Connecting(port, message.request, prefill, deadline))
         self._settle_connecting()
@@ -173,7 +162,7 @@ class DecodeAgent(Agent):
         worker = port.attached
         if not 1 <= message.room < 1 << 64:
             raise ConfigError(f"room={message.room} is not within 1 and 2**64 - 1")
-        prefill = self._ensure_links(message.prefill)
+        prefill = self._links.ensure(message.prefill, self.now())
         slot, sequence = port.open_slot(message.room)
         try:
             receiving = self.machine.receive(
@@ -230,59 +219,8 @@ class DecodeAgent(Agent):
             port.connection.send(Connected(request=pending.request, summary=found))
 
     # -- links -------------------------------------------------------------------------------
-    def _ensure_links(self, addresses: list[str]) -> tuple[str, ...]:
-        """Start a link for each new control address.
-
-        Raises:
-            ConfigError: no address, or one that is none.
-            ResourceError: too many addresses are in use.
-        """
-        if not addresses:
-            raise ConfigError("prefill= names no address; pass the `addresses` of a PrefillClient")
-        canonical = tuple(canonical_address(address) for address in addresses)
-        for address in canonical:
-            control, _ = split_address(address)
-            if control not in self._links:
-                self._make_room()
-                self._start_link(control)
-            self._needed_at[control] = self.now()
-        return canonical
-
-    def _close_idle_links(self, now: float) -> None:
-        """Prefill agents come and go: what nobody answers and no room names is given up."""
-        named = self.machine.named_links
-        for control, link in list(self._links.items()):
-            if link.remote is not None or control in named:
-                self._needed_at[control] = now
-            elif now - self._needed_at[control] > limits.LINK_IDLE_S:
-                self._drop_link(control)
-
-    def _make_room(self) -> None:
-        """Before another link: drop the one that is idle for longest.
-
-        Raises:
-            ResourceError: each of them has a session or a room that waits.
-        """
-        if len(self._links) < limits.LINKS_PER_AGENT_MAX:
-            return
-        named = self.machine.named_links
-        idle = [c for c, link in self._links.items() if link.remote is None and c not in named]
-        if not idle:
-            raise ResourceError(
-                f"{len(self._links)} prefill addresses are in use, at most "
-                f"{limits.LINKS_PER_AGENT_MAX} may be",
-                retryable=True,
-            )
-        self._drop_link(min(idle, key=lambda control: self._needed_at[control]))
-
-    def _drop_link(self, control: str) -> None:
-        link = self._links.pop(control)
-        self._needed_at.pop(control, None)
-        self.machine.sources.forget_link(control)
-        self._spawn(link.close("no room needs it"))
-
-    def _start_link(self, control: str) -> None:
-        link = ControlLink(
+    def _make_link(self, control: str) -> ControlLink:
+        return ControlLink(
             self.incarnation,
             control,
             keys=self._keys,
@@ -292,46 +230,6 @@ class DecodeAgent(Agent):
             on_lost=lambda peer, reason: self._on_lost(control, peer, reason),
             heartbeat=self._heartbeat,
         )
-        self._links[control] = link
-        self.machine.sources.link(control)
-        self._spawn(self._start_and_watch(control, link))
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = self.loop.create_task(work)
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
-
-    async def _start_and_watch(self, control: str, link: ControlLink) -> None:
-        try:
-            await link.start()
-        except PdxferError as error:
-            self._on_refused(control, error)
-            if self._links.get(control) is link:
-                self._drop_link(control)  # the next room that names it tries again
-            return
-        if self._links.get(control) is not link:
-            await link.close()  # dropped while it began
-            return
-        await self._watch_link(control, link)
-
-    async def _watch_link(self, control: str, link: ControlLink) -> None:
-        """Until the link has a session: bring what keeps it from one to whoever waits for it."""
-        if link.is_refused:  # the next session may well end the same way: not in a tight loop
-            await asyncio.sleep(limits.LINK_RETRY_S)
-        while True:
-            try:
-                await link.ready(limits.CONNECT_TIMEOUT_S / 2)
-            except PdxferError as error:
-                if self._links.get(control) is not link:
-                    return  # closed meanwhile
-                if error.retryable:
-                    text = f"the prefill agent at {control} does not answer: {link.problem}"
-                    self.machine.sources.link(control).problem = text
-                else:
-                    self._on_refused(control, error)
-                    await asyncio.sleep(limits.LINK_RETRY_S)
-            else:
-                return
 
     def _on_refused(self, control: str, error: PdxferError) -> None:
         self.machine.link_refused(control, error, self.now())
@@ -373,9 +271,7 @@ class DecodeAgent(Agent):
         self.machine.sources.link(control).problem = reason
         self._settle_connecting()
         self.pump()
-        link = self._links.get(control)
-        if link is not None:
-            self._spawn(self._watch_link(control, link))
+        self._links.watch(control)
 
     def _leave(self, peer: bytes, reason: str) -> None:
         """A session is over: another one writes to another receive side; this one ends."""
