@@ -10,11 +10,11 @@ import msgspec
 from pdxfer.agent.base import Agent
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.control import ControlLink
-from pdxfer.agent.host import host_id
 from pdxfer.agent.keys import load_client_keys
 from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.links import Links
 from pdxfer.agent.ports import WorkerPort, to_pages
+from pdxfer.agent.receive_sides import ReceiveSides, silence_of
 from pdxfer.errors import (
     ConfigError,
     LocalProtocolError,
@@ -54,19 +54,6 @@ _PROGRESS_MAX = 64
 
 
 @dataclass(slots=True)
-class _Lane:
-    """How one prefill life reaches us: the lanes left to try, and the receive side made for it."""
-
-    candidates: list[str]
-    opened: bool = False
-    """The first candidate has worked since it was last attached."""
-    address: bytes = b""
-    made_for: str = ""
-    since: int = 0
-    """Revision of the first `Attach` that named this receive side."""
-
-
-@dataclass(slots=True)
 class _Connecting:
     """A `connect` that waits for its verdict."""
 
@@ -86,7 +73,7 @@ class DecodeAgent(Agent):
             load_client_keys(config.key_file, config.server_key) if config.key_file else None
         )
         self._links = Links(self.machine, self._make_link, self._on_refused)
-        self._lanes_of: dict[bytes, _Lane] = {}
+        self._sides = ReceiveSides(self.lanes)
         self._connecting: list[_Connecting] = []
 
     async def stop(self, reason: str) -> None:
@@ -237,33 +224,16 @@ class DecodeAgent(Agent):
         self.pump()
 
     def _on_session(self, control: str, peer: bytes, hello: Hello) -> None:
-        candidates = [lane for lane in self.lanes.names if self._usable(lane, hello)]
-        fields = {"peer": peer.hex()[:12], "address": control, "lanes": candidates}
-        _LOG.info("session_opened", extra={"fields": fields})
         self._leave(peer, "it has begun a new session")
-        self._lanes_of[peer] = _Lane(candidates)
-        if not candidates:
-            self._on_refused(control, self._no_lane(hello))
+        try:
+            usable = self._sides.join(peer, hello, self.ucx_version())
+        except PeerError as error:
+            self._on_refused(control, error)
             return
+        fields = {"peer": peer.hex()[:12], "address": control, "lanes": usable}
+        _LOG.info("session_opened", extra={"fields": fields})
         self.machine.link_up(control, peer, self.now())
         self.pump()
-
-    def _usable(self, lane: str, hello: Hello) -> bool:
-        if lane not in hello.lanes:
-            return False
-        if lane == "cma" and hello.boot_id != host_id():
-            return False
-        ours, theirs = self.ucx_version(), hello.ucx_version
-        return not (ours and theirs) or ours.split(".")[:2] == theirs.split(".")[:2]
-
-    def _no_lane(self, hello: Hello) -> PeerError:
-        ours = f"{','.join(self.lanes.names)} (UCX {self.ucx_version() or 'none'})"
-        theirs = f"{','.join(hello.lanes)} (UCX {hello.ucx_version or 'none'})"
-        return PeerError(
-            f"no lane in common: prefill offers {theirs}, decode offers {ours}; cma needs one host "
-            "and one pid namespace, UCX lanes the same major.minor version",
-            fields={"lanes": f"prefill={theirs}, decode={ours}"},
-        )
 
     def _on_lost(self, control: str, peer: bytes, reason: str) -> None:
         _LOG.info("session_lost", extra={"fields": {"peer": peer.hex()[:12], "reason": reason}})
@@ -275,16 +245,20 @@ class DecodeAgent(Agent):
 
     def _leave(self, peer: bytes, reason: str) -> None:
         """A session is over: another one writes to another receive side; this one ends."""
-        choice = self._lanes_of.pop(peer, None)
-        if choice is not None:
-            self._close_receiver(peer, choice)
+        self._close_side(peer)
+        self._sides.leave(peer)
         self.machine.peer_lost(peer, reason, self.now())
+
+    def _close_side(self, peer: bytes) -> None:
+        proof = self._sides.close(peer)
+        if proof is not None:
+            self.machine.receiver_closed(peer, proof)
 
     def _on_peer_message(self, control: str, peer: bytes, message: Message) -> None:
         try:
             self.machine.on_message(peer, message, self.now())
-            if isinstance(message, Accept) and peer in self._lanes_of:
-                self._lanes_of[peer].opened = True
+            if isinstance(message, Accept):
+                self._sides.works(peer)
             elif isinstance(message, LaneFailed):
                 self._on_lane_failed(control, peer, message)
         finally:  # a ProtocolError ends the session in the control channel, which calls _on_lost
@@ -296,27 +270,21 @@ class DecodeAgent(Agent):
 
         What an earlier receive side suffered says nothing of the one that is there now.
         """
-        choice = self._lanes_of.get(peer)
-        if choice is None or not choice.candidates or message.revision < choice.since:
+        if not self._sides.is_current(peer, message.revision):
             return
         fields = {"peer": peer.hex()[:12], "lane": message.lane, "reason": message.text}
         _LOG.warning("lane_failed", extra={"fields": fields})
-        self._close_receiver(peer, choice)
-        if not choice.opened:
-            choice.candidates.pop(0)
-        choice.opened = False
-        if choice.candidates:
-            self.machine.announce_to(peer)
+        self._close_side(peer)
+        try:
+            self._sides.give_way(peer, message.text)
+        except PeerError as error:
+            self._no_lane_left(control, peer, error)
         else:
-            self._no_lane_left(control, peer, message.lane, message.text)
+            self.machine.announce_to(peer)
 
-    def _no_lane_left(self, control: str, peer: bytes, lane: str, text: str) -> None:
+    def _no_lane_left(self, control: str, peer: bytes, error: PeerError) -> None:
         """Whoever waits now hears why; another session tries all lanes again."""
-        error = PeerError(
-            f"no lane left to the prefill agent at {control}: {lane}: {text}",
-            retryable=True,
-            fields={"lane": lane},
-        )
+        error = PeerError(f"{error} (at {control})", retryable=True, fields=error.fields)
         self._end_session(peer, error)
         self._on_refused(control, error)
 
@@ -366,30 +334,24 @@ class DecodeAgent(Agent):
                 raise LocalProtocolError(f"a decode agent cannot do {type(effect).__name__}")
 
     def _announce(self, peer_id: bytes) -> None:
-        choice, peer = self._lanes_of.get(peer_id), self.machine.peers.get(peer_id)
-        if choice is None or peer is None or not choice.candidates:
+        peer, revision = self.machine.peers.get(peer_id), self.machine.next_revision()
+        if peer is None:
             return
-        revision, failed, why = self.machine.next_revision(), "", ""
-        while choice.candidates and choice.made_for != choice.candidates[0]:
-            lane = choice.candidates[0]
-            try:
-                choice.address = self.lanes.fabric(lane).open_receiver(peer_id)
-            except PdxferError as error:
-                failed, why = choice.candidates.pop(0), str(error)
-            else:
-                choice.made_for, choice.since = lane, revision
-        if not choice.candidates:
-            self._no_lane_left(peer.address, peer_id, failed, why)
+        try:
+            side = self._sides.open(peer_id, revision)
+        except PeerError as error:
+            self._no_lane_left(peer.address, peer_id, error)
             return
-        lane = choice.made_for
+        if side is None:
+            return
         self.tell(
             peer_id,
             Attach(
                 revision=revision,
-                workers=self._infos(lane),
+                workers=self._infos(side.made_for),
                 siblings=self._siblings(peer_id),
-                lane=lane,
-                lane_address=choice.address,
+                lane=side.made_for,
+                lane_address=side.address,
             ),
         )
 
@@ -421,18 +383,6 @@ class DecodeAgent(Agent):
             for worker in self.machine.sources.siblings(peer_id)
         ]
 
-    def _close_receiver(self, peer: bytes, choice: _Lane) -> None:
-        if choice.made_for:
-            fabric = self.lanes.fabric(choice.made_for)
-            fabric.close_receiver(peer)
-            choice.made_for = ""
-            self.machine.receiver_closed(peer, self._silence_of(fabric))
-
-    @staticmethod
-    def _silence_of(fabric: Fabric) -> str:
-        """What the end of a receive side proves on this lane."""
-        return "revoked" if fabric.capabilities.handler_proves_silence else ""
-
     def on_fabric(self, fabric: Fabric, event: FabricEvent) -> None:
         """Something happened on a lane."""
         match event:
@@ -444,11 +394,10 @@ class DecodeAgent(Agent):
                     return
                 self.machine.on_commit(event.peer, payload, self.now())
             case SenderLost():
-                proof = self._silence_of(fabric)
+                proof = silence_of(fabric)
                 fields = {"peer": event.peer.hex()[:12], "error": event.error, "proof": proof}
                 _LOG.info("sender_lost", extra={"fields": fields})
-                if event.peer in self._lanes_of:
-                    self._lanes_of[event.peer].made_for = ""  # the fabric has destroyed it
+                self._sides.destroyed(event.peer)
                 self.machine.sender_lost(event.peer, event.error, proof, self.now())
                 self._settle_connecting()
             case _:

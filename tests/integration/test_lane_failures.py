@@ -313,14 +313,14 @@ async def test_what_an_earlier_receive_side_suffered_does_not_end_the_next(tmp_p
         await cross(both, sender, reader, source, destination, 1)
         prefill, decode = both.agents["prefill"], both.agents["decode"]
         life = prefill.incarnation
-        first = decode._lanes_of[life].since
+        first = decode._sides.get(life).since
         both.path.fail("cut")
-        await until(lambda: decode._lanes_of[life].since > first)
-        lane = decode._lanes_of[life]
+        await until(lambda: decode._sides.get(life).since > first)
+        lane = decode._sides.get(life)
         control = decode.machine.peers[life].address
         stale = LaneFailed(revision=first, lane="inproc", text="nobody at the old address")
         decode._on_peer_message(control, life, stale)
-        assert decode._lanes_of[life] is lane
+        assert decode._sides.get(life) is lane
         assert lane.made_for == "inproc"
         await cross(both, sender, reader, source, destination, 2)
 
