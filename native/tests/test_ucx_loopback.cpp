@@ -105,7 +105,7 @@ void a_post_that_leaves_its_region_posts_nothing() {
       [&] {
         pair.sender.post(pair.path, 1, high.table(), std::vector{pair.source_region}, wrapping);
       },
-      "64-bit address space"));
+      "end above 2^63"));
   CHECK(throws<UsageError>(
       [&] {
         pair.sender.post(pair.path, 1, high.table(), std::vector<std::uint64_t>{99}, pair.remote);
@@ -384,6 +384,19 @@ void a_forked_child_is_refused() {
   CHECK(pair.sent.ticket(pair.post(1, shuffled(16, 8, 1, 1))).error.empty());
 }
 
+void memory_at_the_end_of_the_address_space_is_refused() {
+  Engine engine(options(lane));
+  const std::uint64_t last_page = ~std::uint64_t{0} - 4095;
+  for (const Range& range : {Range{last_page, 4096}, Range{last_page - 4096, 4097},
+                             Range{4096, last_page}, Range{kAddressLimit, 4096}}) {
+    CHECK(throws<UsageError>([&] { engine.register_region(range); }, "end above 2^63"));
+  }
+  // UCX does not look at the memory: the last range that is allowed is registered, and the thread
+  // goes on.
+  engine.deregister_region(engine.register_region({kAddressLimit - 4096, 4096}).id);
+  CHECK(!engine.open_receiver().second.empty());
+}
+
 void settings_are_refused_before_ucx_starts() {
   EngineOptions bad = options(lane);
   bad.lane.net_devices = "nosuchdevice0";
@@ -418,6 +431,7 @@ int main(int count, char** arguments) {
   RUN(a_region_in_use_is_kept);
   RUN(close_is_idempotent_and_bounded);
   RUN(a_forked_child_is_refused);
+  RUN(memory_at_the_end_of_the_address_space_is_refused);
   RUN(settings_are_refused_before_ucx_starts);
   return 0;
 }

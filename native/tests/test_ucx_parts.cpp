@@ -42,18 +42,25 @@ void bounds_name_what_is_wrong() {
 }
 
 void bounds_do_not_overflow() {
-  // The last byte of the address space is reachable, the one after is not.
-  check_range("region", {kTop - 9, 10});
-  CHECK(throws<UsageError>([] { check_range("region", {kTop - 9, 11}); }, "64-bit"));
-  CHECK(throws<UsageError>([] { check_range("region", {1, kTop}); }, "64-bit") == false);
-  CHECK(throws<UsageError>([] { check_range("region", {2, kTop}); }, "64-bit"));
-  CHECK(throws<UsageError>([] { check_range("region", {kTop, 0}); }, "length 0"));
+  // The last byte below 2^63 is reachable, the one after is not.
+  check_range("region", {kAddressLimit - 10, 10});
+  check_range("region", {0, kAddressLimit});
+  const auto refuse = [](const Range& range, const std::string& part) {
+    CHECK(throws<UsageError>([&] { check_range("region", range); }, part));
+  };
+  refuse({kAddressLimit - 10, 11}, "address 9223372036854775798 and length 11 leave");
+  refuse({1, kAddressLimit}, "end above 2^63");
+  refuse({kTop - 4095, 4096}, "end above 2^63");
+  refuse({kTop - 9, 11}, "end above 2^63");
+  refuse({kAddressLimit, 1}, "end above 2^63");
+  refuse({2, kTop}, "end above 2^63");
+  refuse({kTop, 0}, "length 0");
   const std::vector<Range> source{{4096, 100}};
-  const std::vector<Range> high{{kTop - 9, 10}};
+  const std::vector<Range> high{{kAddressLimit - 10, 10}};
   const std::vector<std::int64_t> one{0, 1};
   const std::vector<std::int64_t> last{0, 0, 0, 9, 1};
   const std::vector<std::int64_t> past{0, 0, 0, 9, 2};
-  const std::vector<Range> wraps{{kTop - 9, 11}};
+  const std::vector<Range> wraps{{kAddressLimit - 10, 11}};
   check_bounds({last, one}, source, high);
   CHECK(throws<UsageError>([&] { check_bounds({past, one}, source, high); }, "destination offset"));
   CHECK(throws<UsageError>([&] { check_bounds({last, one}, source, wraps); }, "address space"));
@@ -81,11 +88,11 @@ void addresses_survive_and_junk_does_not() {
   address.ucx_major = 1;
   address.ucx_minor = 22;
   address.worker = std::string("wo\0rker", 7);
-  address.probe = {{kTop - 63, 64}, "key"};
+  address.probe = {{kAddressLimit - 64, 64}, "key"};
   const std::string packed = address.pack();
   const LaneAddress again = LaneAddress::unpack(packed);
   CHECK(again.worker == address.worker && again.probe.rkey == "key");
-  CHECK(again.probe.range.address == kTop - 63 && again.probe.range.length_bytes == 64);
+  CHECK(again.probe.range.address == kAddressLimit - 64 && again.probe.range.length_bytes == 64);
   CHECK(again.version_problem(1, 22).empty());
   CHECK(again.version_problem(1, 13).find("do not interoperate") != std::string::npos);
   for (std::size_t length = 0; length < packed.size(); ++length) {

@@ -342,8 +342,10 @@ def test_what_cannot_work_is_refused_by_name(start_fabric):
     one = start_fabric("tcp")
     with pytest.raises(LocalProtocolError, match="lane address"):
         one.connect(RECEIVER, b"junk", 1.0)
-    with pytest.raises(LocalProtocolError, match="64-bit address space"):
-        one.register((1 << 64) - 8, 16, None)
+    for address, length in [((1 << 64) - 8, 16), ((1 << 64) - 4096, 4096), (4096, (1 << 64) - 4096)]:
+        text = rf"address {address} and length {length} leave .* end above 2\^63"
+        with pytest.raises(LocalProtocolError, match=text):
+            one.register(address, length, None)
     one.open_receiver(SENDER)
     with pytest.raises(LocalProtocolError, match="has a receive worker already"):
         one.open_receiver(SENDER)

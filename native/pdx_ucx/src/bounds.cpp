@@ -1,7 +1,5 @@
 #include "pdx/ucx/bounds.h"
 
-#include <limits>
-
 #include "pdx/ucx/status.h"
 
 namespace pdx::ucx {
@@ -46,9 +44,10 @@ void check_range(const std::string& what, const Range& range) {
   if (range.length_bytes == 0) {
     throw UsageError(what + ": length 0; a region has at least one byte");
   }
-  if (range.length_bytes - 1 > std::numeric_limits<std::uint64_t>::max() - range.address) {
+  if (range.address > kAddressLimit || range.length_bytes > kAddressLimit - range.address) {
     throw UsageError(what + ": address " + std::to_string(range.address) + " and length " +
-                     std::to_string(range.length_bytes) + " leave the 64-bit address space");
+                     std::to_string(range.length_bytes) +
+                     " leave the address space of a process; they end above 2^63");
   }
 }
 

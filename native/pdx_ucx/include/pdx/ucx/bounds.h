@@ -7,7 +7,12 @@
 
 namespace pdx::ucx {
 
-// A range of memory: [address, address + length_bytes), which must not wrap around 2^64.
+// Where memory of a process ends at the latest. UCX looks for registrations in its cache page by
+// page up to the end of a range; of one that holds the last page that end wraps around, and the
+// search never returns.
+inline constexpr std::uint64_t kAddressLimit = std::uint64_t{1} << 63;
+
+// A range of memory: [address, address + length_bytes), none of it above kAddressLimit.
 struct Range {
   std::uint64_t address;
   std::uint64_t length_bytes;
@@ -25,13 +30,13 @@ struct RunTable {
   std::size_t rows() const { return values.size() / kRunColumns; }
 };
 
-// Throws UsageError naming the row, the field, the value and the limit when a range wraps around,
-// a run is empty or leaves its region on either side, or the splits do not cover the rows in order.
-// Cost: one pass; 64-bit unsigned comparisons that cannot overflow.
+// Throws UsageError naming the row, the field, the value and the limit when a range ends above the
+// limit, a run is empty or leaves its region on either side, or the splits do not cover the rows in
+// order. Cost: one pass; 64-bit unsigned comparisons that cannot overflow.
 void check_bounds(const RunTable& runs, std::span<const Range> source,
                   std::span<const Range> destination);
 
-// Throws UsageError when the range wraps around or is empty.
+// Throws UsageError when the range is empty or ends above kAddressLimit.
 void check_range(const std::string& what, const Range& range);
 
 }  // namespace pdx::ucx
