@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
 
 #include "ucx_testing.h"
@@ -370,6 +371,44 @@ void close_is_idempotent_and_bounded() {
   pair.sender.close_receiver(5);
 }
 
+void a_region_keeps_its_context() {
+  const std::vector<char> memory(4096);
+  auto context = std::make_shared<const Context>(options(lane).lane);
+  const std::weak_ptr<const Context> watched = context;
+  auto region = std::make_shared<Region>(context, range_of(memory.data(), memory.size()));
+  context.reset();
+  CHECK(!watched.expired());
+  region.reset();
+  CHECK(watched.expired());
+}
+
+void a_post_may_race_with_close() {
+  const std::vector<char> memory(4096);
+  Runs runs;
+  for (std::uint64_t i = 0; i < 1'000'000; ++i) {
+    runs.add(0, 0, 64);
+  }
+  runs.end_batch();
+  for (int round = 0; round < 3; ++round) {
+    Engine sender(options(lane));
+    const RegionInfo info = sender.register_region(range_of(memory.data(), memory.size()));
+    const std::vector regions{info.id};
+    const std::vector<RemoteRange> remote{{range_of(memory.data(), memory.size()), info.rkey}};
+    std::atomic<bool> posting{false};
+    std::thread poster([&] {
+      posting = true;
+      CHECK(throws<UsageError>([&] { sender.post(77, 1, runs.table(), regions, remote); }, ""));
+    });
+    // Close comes while the post is being built; there is no path for it anyway.
+    while (!posting) {
+      std::this_thread::yield();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    sender.close(4.0);
+    poster.join();
+  }
+}
+
 void a_forked_child_is_refused() {
   Pair pair(1 << 20);
   const pid_t child = fork();
@@ -430,6 +469,8 @@ int main(int count, char** arguments) {
   RUN(a_receiver_that_is_not_there_is_told_in_time);
   RUN(a_region_in_use_is_kept);
   RUN(close_is_idempotent_and_bounded);
+  RUN(a_region_keeps_its_context);
+  RUN(a_post_may_race_with_close);
   RUN(a_forked_child_is_refused);
   RUN(memory_at_the_end_of_the_address_space_is_refused);
   RUN(settings_are_refused_before_ucx_starts);

@@ -166,7 +166,7 @@ std::uint64_t Engine::post(std::uint64_t path, std::uint64_t generation, const R
                            std::span<const std::uint64_t> source,
                            std::vector<RemoteRange> destination) {
   require_usable();
-  const auto regions = std::make_shared<PostRegions>();
+  auto regions = std::make_shared<PostRegions>();
   std::vector<Range> source_ranges;
   for (const std::uint64_t id : source) {
     regions->source.push_back(progress_->regions().find(id));
@@ -180,9 +180,10 @@ std::uint64_t Engine::post(std::uint64_t path, std::uint64_t generation, const R
   check_bounds(runs, source_ranges, destination_ranges);
   const std::size_t count = runs.splits.size() - 1;
   const std::uint64_t ticket = next_ticket_.fetch_add(count);
-  // std::function wants copies; the command runs once.
-  const auto batches =
-      std::make_shared<std::vector<std::unique_ptr<Batch>>>(make_batches(runs, regions, ticket));
+  // std::function wants copies; the command runs once. Nothing of the post is kept here: its remote
+  // keys have to end on the progress thread.
+  const auto batches = std::make_shared<std::vector<std::unique_ptr<Batch>>>(
+      make_batches(runs, std::move(regions), ticket));
   const bool taken = progress_->commands().push_for_path(
       path, [progress = progress_.get(), path, generation, batches] {
         progress->sender().find(path)->post(generation, std::move(*batches));

@@ -48,10 +48,9 @@ void Progress::start() {
   if (epoll_ctl(epoll_, EPOLL_CTL_ADD, commands_.fileno(), &event) != 0) {
     throw ResourceError("epoll: cannot listen for commands");
   }
-  context_ = std::make_unique<Context>(options_.lane);
+  context_ = std::make_shared<const Context>(options_.lane);
   probe_ = std::make_unique<Region>(
-      *context_,
-      Range{reinterpret_cast<std::uint64_t>(probe_target_.data()), probe_target_.size()});
+      context_, Range{reinterpret_cast<std::uint64_t>(probe_target_.data()), probe_target_.size()});
   sender_ = std::make_unique<SendWorker>(*context_, commands_, completions_, options_.window);
   listen(sender_->worker());
 }
@@ -238,7 +237,8 @@ void Progress::stop_step(std::uint64_t now) {
   stopped_ = forced_ && sender_->empty();
 }
 
-// Rkeys and endpoints are gone; then workers, registrations, context.
+// Rkeys and endpoints are gone; then workers, registrations, context. A post that is still being
+// built keeps its regions, and they the context.
 void Progress::shut_down() noexcept {
   receivers_.clear();
   sender_.reset();

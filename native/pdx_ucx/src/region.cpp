@@ -7,26 +7,31 @@
 
 namespace pdx::ucx {
 
-Region::Region(const Context& context, Range range) : range_(range), context_(context.handle()) {
+Region::Region(std::shared_ptr<const Context> context, Range range)
+    : range_(range), context_(std::move(context)) {
+  const std::lock_guard lock(context_->memory_mutex());
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
                       UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
   params.address = reinterpret_cast<void*>(range.address);
   params.length = range.length_bytes;
   params.memory_type = UCS_MEMORY_TYPE_HOST;
-  check(ucp_mem_map(context_, &params, &handle_), "registering memory");
+  check(ucp_mem_map(context_->handle(), &params, &handle_), "registering memory");
   void* packed = nullptr;
   std::size_t size = 0;
-  const ucs_status_t status = ucp_rkey_pack(context_, handle_, &packed, &size);
+  const ucs_status_t status = ucp_rkey_pack(context_->handle(), handle_, &packed, &size);
   if (status != UCS_OK) {
-    ucp_mem_unmap(context_, handle_);
+    ucp_mem_unmap(context_->handle(), handle_);
     check(status, "packing a remote key");
   }
   rkey_.assign(static_cast<const char*>(packed), size);
   ucp_rkey_buffer_release(packed);
 }
 
-Region::~Region() { ucp_mem_unmap(context_, handle_); }
+Region::~Region() {
+  const std::lock_guard lock(context_->memory_mutex());
+  ucp_mem_unmap(context_->handle(), handle_);
+}
 
 RemoteKey::RemoteKey(ucp_ep_h endpoint, const std::string& packed) {
   check(ucp_ep_rkey_unpack(endpoint, packed.data(), &handle_), "unpacking a remote key");

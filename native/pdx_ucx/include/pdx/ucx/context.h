@@ -2,6 +2,7 @@
 #pragma once
 #include <ucp/api/ucp.h>
 
+#include <mutex>
 #include <string>
 
 #include "pdx/ucx/settings.h"
@@ -23,7 +24,8 @@ struct Runtime {
 // Cost: one dladdr. Threads: any.
 Runtime runtime();
 
-// Threads: the progress thread only. Regions and workers must be gone before it is destroyed.
+// Threads: the progress thread; only its end, and memory under `memory_mutex`, may be on another
+// one. Workers must be gone before it is destroyed; regions keep it.
 class Context {
  public:
   // Raises: SettingError when a setting is not accepted; ResourceError when UCX does not start.
@@ -35,11 +37,14 @@ class Context {
   ucp_context_h handle() const { return handle_; }
   const std::string& lane() const { return lane_; }
   const Runtime& runtime() const { return runtime_; }
+  // Held while memory is registered or unregistered: UCX itself does not lock there.
+  std::mutex& memory_mutex() const { return memory_mutex_; }
 
  private:
   std::string lane_;
   Runtime runtime_;
   ucp_context_h handle_ = nullptr;
+  mutable std::mutex memory_mutex_;
 };
 
 }  // namespace pdx::ucx

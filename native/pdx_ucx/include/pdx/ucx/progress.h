@@ -51,7 +51,7 @@ class Progress {
   void run(const std::function<void(const std::exception_ptr&)>& started);
 
   // -- progress thread only
-  const Context& context() const { return *context_; }
+  std::shared_ptr<const Context> context() const { return context_; }
   SendWorker& sender() { return *sender_; }
   // Address of the new receiver.
   std::string open_receiver(std::uint64_t id);
@@ -82,7 +82,7 @@ class Progress {
   RegionTable regions_;
   int epoll_ = -1;
 
-  std::unique_ptr<Context> context_;
+  std::shared_ptr<const Context> context_;
   // Receives the first write of every path; nobody reads it.
   std::string probe_target_;
   std::unique_ptr<Region> probe_;

@@ -16,10 +16,12 @@ namespace pdx::ucx {
 class Context;
 
 // Owns the registration, not the memory: the owner keeps the memory mapped until RegionReleased.
-// Threads: made and destroyed on the progress thread; its values may be read by any.
+// Threads: made on the progress thread; its values may be read by any. It ends where it is let go
+// last: on the progress thread, or, when the engine was closed meanwhile, on that of a `post`. So
+// it keeps the context that it belongs to.
 class Region {
  public:
-  Region(const Context& context, Range range);
+  Region(std::shared_ptr<const Context> context, Range range);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
@@ -31,7 +33,7 @@ class Region {
 
  private:
   Range range_;
-  ucp_context_h context_;
+  std::shared_ptr<const Context> context_;
   ucp_mem_h handle_ = nullptr;
   std::string rkey_;
 };
