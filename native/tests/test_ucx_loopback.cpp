@@ -342,6 +342,40 @@ void a_receiver_that_is_not_there_is_told_in_time() {
   });
 }
 
+void what_a_peer_says_wrongly_is_refused() {
+  Pair pair(1 << 20);
+  const Runs runs = shuffled(16, 4096, 1, 1);
+  std::vector<std::string> keys{"", "junk", std::string(9, '\xff'), std::string(4096, '\0')};
+  for (std::size_t length = 1; length < pair.remote[0].rkey.size(); ++length) {
+    keys.push_back(pair.remote[0].rkey.substr(0, length));
+  }
+  for (const std::string& key : keys) {
+    const std::vector<RemoteRange> wrong{pair.remote[0], {pair.remote[0].range, key}};
+    CHECK(throws<UsageError>(
+        [&] {
+          pair.sender.post(pair.path, 1, runs.table(), std::vector{pair.source_region}, wrong);
+        },
+        "destination region 1: the remote key of " + std::to_string(key.size()) + " bytes"));
+  }
+  const std::string address = pair.receiver.open_receiver().second;
+  for (std::size_t at = 0; at < address.size(); ++at) {
+    std::string changed = address;
+    changed[at] = static_cast<char>(~changed[at]);
+    for (const std::string& wrong : {changed, address.substr(0, at)}) {
+      CHECK(throws<UsageError>([&] { pair.sender.connect(wrong, 1.0); }, "lane address"));
+      CHECK(throws<UsageError>([&] { pair.receiver.watch_sender(pair.receiver_id, wrong); },
+                               "lane address"));
+    }
+  }
+  LaneAddress other = LaneAddress::unpack(address);
+  other.probe.rkey = "a key";
+  pair.sender.connect(other.pack(), 1.0);
+  pair.sent.wait("a probe of another kind is refused", [](const auto& done) {
+    return done.event == Event::PathOpened && done.error.find("remote key") != std::string::npos;
+  });
+  CHECK(pair.sent.ticket(pair.post(1, runs)).error.empty());
+}
+
 void a_region_in_use_is_kept() {
   Pair pair(64 << 20);
   const std::uint64_t ticket = pair.post(1, shuffled(1024, 65536, 1, 1));
@@ -467,6 +501,7 @@ int main(int count, char** arguments) {
   RUN(closing_a_path_ends_its_tickets);
   RUN(a_closed_sender_is_lost);
   RUN(a_receiver_that_is_not_there_is_told_in_time);
+  RUN(what_a_peer_says_wrongly_is_refused);
   RUN(a_region_in_use_is_kept);
   RUN(close_is_idempotent_and_bounded);
   RUN(a_region_keeps_its_context);

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "pdx/ucx/checksum.h"
 #include "pdx/ucx/command_queue.h"
 #include "pdx/ucx/generation.h"
 #include "ucx_testing.h"
@@ -95,15 +96,52 @@ void addresses_survive_and_junk_does_not() {
   CHECK(again.probe.range.address == kAddressLimit - 64 && again.probe.range.length_bytes == 64);
   CHECK(again.version_problem(1, 22).empty());
   CHECK(again.version_problem(1, 13).find("do not interoperate") != std::string::npos);
+  const auto refuse = [](const std::string& data, const std::string& part) {
+    CHECK(throws<UsageError>([&] { LaneAddress::unpack(data); }, part));
+  };
   for (std::size_t length = 0; length < packed.size(); ++length) {
-    CHECK(
-        throws<UsageError>([&] { LaneAddress::unpack(packed.substr(0, length)); }, "lane address"));
+    refuse(packed.substr(0, length), "lane address");
   }
-  CHECK(throws<UsageError>([&] { LaneAddress::unpack(packed + "x"); }, "follow"));
-  CHECK(throws<UsageError>([&] { LaneAddress::unpack("XXXX" + packed.substr(4)); }, "PDX1"));
-  std::string huge = packed;
-  huge.replace(12, 4, "\xff\xff\xff\xff");
-  CHECK(throws<UsageError>([&] { LaneAddress::unpack(huge); }, "end inside"));
+  refuse("XXXX" + packed.substr(4), "PDX2");
+  refuse(packed + "x", "checksum of its");
+  for (std::size_t bit = 32; bit < 8 * packed.size(); ++bit) {
+    std::string changed = packed;
+    changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ (1 << (bit % 8)));
+    refuse(changed, "checksum of its");
+  }
+}
+
+void addresses_with_a_right_checksum_are_still_read_with_care() {
+  LaneAddress address;
+  address.worker = "worker";
+  const std::string inner = address.pack().substr(8);
+  const auto refuse = [](const std::string& fields, const std::string& part) {
+    std::string data = "PDX2";
+    for (unsigned shift = 0; shift < 32; shift += 8) {
+      data.push_back(static_cast<char>((crc32(fields) >> shift) & 0xff));
+    }
+    CHECK(throws<UsageError>([&] { LaneAddress::unpack(data + fields); }, part));
+  };
+  std::string huge = inner;
+  huge.replace(8, 4, "\xff\xff\xff\xff");
+  refuse(huge, "end inside");
+  refuse(inner + "x", "follow");
+  for (std::size_t length = 0; length < inner.size(); ++length) {
+    refuse(inner.substr(0, length), "end inside");
+  }
+  CHECK(crc32("123456789") == 0xcbf43926U && crc32("") == 0);
+}
+
+void remote_keys_look_like_ours() {
+  const std::string ours(9, '\0');
+  CHECK(rkey_problem(ours, ours).empty());
+  for (std::size_t length = 0; length < 32; ++length) {
+    CHECK(rkey_problem(ours, std::string(length, '\0')).empty() == (length == 9));
+    CHECK(!rkey_problem(ours, std::string(length, '\1')).empty());
+  }
+  // What follows the head may differ.
+  CHECK(rkey_problem(ours + "ab", ours + "cd").empty());
+  CHECK(rkey_problem(ours, "junk").find("4 bytes is not one of host memory") != std::string::npos);
 }
 
 void settings_are_checked_here() {
@@ -196,6 +234,8 @@ int main() {
   bounds_do_not_overflow();
   splits_cover_the_runs();
   addresses_survive_and_junk_does_not();
+  addresses_with_a_right_checksum_are_still_read_with_care();
+  remote_keys_look_like_ours();
   settings_are_checked_here();
   transports_are_those_asked_for();
   completions_are_told_once();

@@ -355,6 +355,34 @@ def test_what_cannot_work_is_refused_by_name(start_fabric):
         one.register(4096, 16, None)
 
 
+@lanes
+def test_keys_and_addresses_that_are_none_are_refused(lane, start_fabric):
+    sender, receiver = start_fabric(lane), start_fabric(lane)
+    memory = np.zeros(4096, dtype=np.uint8)
+    source = sender.register(memory.ctypes.data, 4096, memory)
+    target = receiver.register(memory.ctypes.data, 4096, memory)
+    address = receiver.open_receiver(SENDER)
+    path = sender.connect(RECEIVER, address, 10.0)
+    seen = []
+    wait_for(sender, PathOpened, seen, error="")
+    rng = np.random.default_rng(1)
+    junk = [rng.bytes(length) for length in (0, 1, 8, 9, 10, 35, len(address), 4096)]
+    run = np.array([[0, 0, 0, 0, 64]])
+    for rkey in [*junk, *(target.rkey[:length] for length in range(len(target.rkey)))]:
+        remote = [RemoteRegion(target.address, 4096, rkey)]
+        with pytest.raises(LocalProtocolError, match="destination region 0: the remote key"):
+            path.post(1, run, np.array([0, 1]), [source], remote)
+    changed = [bytes([*address[:i], address[i] ^ 0x10, *address[i + 1 :]]) for i in range(8, 80)]
+    for wrong in [*junk, *changed, *(address[:length] for length in range(len(address)))]:
+        with pytest.raises(LocalProtocolError, match="lane address"):
+            sender.connect(RECEIVER, wrong, 1.0)
+        with pytest.raises(LocalProtocolError, match="lane address"):
+            receiver.watch_sender(SENDER, wrong)
+    remote = [RemoteRegion(target.address, 4096, target.rkey)]
+    ticket = path.post(1, run, np.array([0, 1]), [source], remote)[0]
+    assert wait_for(sender, Posted, seen, ticket=ticket).error == ""
+
+
 def test_a_receiver_that_does_not_answer_is_told_in_time(start_fabric):
     gone = start_fabric("tcp")
     address = gone.open_receiver(SENDER)

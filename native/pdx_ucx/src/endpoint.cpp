@@ -25,6 +25,7 @@ SendEndpoint::SendEndpoint(std::uint64_t id, const Parts& parts)
       window_(parts.window),
       probe_bytes_(parts.probe_bytes),
       send_address_(parts.send_address),
+      rkey_(parts.rkey),
       dead_(kTombstonesMax) {}
 
 void SendEndpoint::post(std::uint64_t number, std::vector<std::unique_ptr<Batch>> batches) {

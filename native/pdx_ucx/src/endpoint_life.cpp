@@ -18,6 +18,9 @@ void SendEndpoint::open(const LaneAddress& address, std::uint64_t deadline_ns) {
   if (open_error_.empty() && address.probe.rkey.empty()) {
     open_error_ = "the address is not that of a receiver";
   }
+  if (open_error_.empty()) {
+    open_error_ = rkey_problem(rkey_, address.probe.rkey);
+  }
   if (!open_error_.empty()) {
     return;
   }

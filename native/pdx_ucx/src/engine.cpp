@@ -38,9 +38,9 @@ Engine::Engine(EngineOptions options)
     if (!shared_->started.wait(kCallTimeoutS)) {
       throw ResourceError("UCX did not start in time");
     }
-    const auto address = std::make_shared<std::string>();
-    call([progress = progress_, address] { *address = progress->sender().address(); });
-    send_address_ = *address;
+    // Fixed before `started` was set.
+    send_address_ = progress_->sender().address();
+    rkey_ = progress_->rkey();
   } catch (...) {
     progress_->commands().stop();
     if (shared_->ended.wait(1.0)) {
@@ -174,6 +174,11 @@ std::uint64_t Engine::post(std::uint64_t path, std::uint64_t generation, const R
   }
   std::vector<Range> destination_ranges;
   for (const RemoteRange& remote : destination) {
+    const std::string problem = rkey_problem(rkey_, remote.rkey);
+    if (!problem.empty()) {
+      throw UsageError("destination region " + std::to_string(destination_ranges.size()) + ": " +
+                       problem + "; nothing of this post was sent");
+    }
     destination_ranges.push_back(remote.range);
   }
   regions->destination = std::move(destination);

@@ -2,12 +2,13 @@
 
 #include <cstring>
 
+#include "pdx/ucx/checksum.h"
 #include "pdx/ucx/status.h"
 
 namespace pdx::ucx {
 namespace {
 
-constexpr char kMagic[4] = {'P', 'D', 'X', '1'};
+constexpr char kMagic[4] = {'P', 'D', 'X', '2'};
 
 // Little-endian on the wire, whatever the host.
 template <typename T>
@@ -16,6 +17,9 @@ void put(std::string& out, T value) {
     out.push_back(static_cast<char>((value >> (8 * i)) & 0xff));
   }
 }
+
+// Magic and checksum.
+constexpr std::size_t kHeaderBytes = sizeof kMagic + sizeof(std::uint32_t);
 
 class Reader {
  public:
@@ -51,7 +55,7 @@ class Reader {
 }  // namespace
 
 std::string LaneAddress::pack() const {
-  std::string out(kMagic, sizeof kMagic);
+  std::string out;
   put(out, static_cast<std::uint32_t>(ucx_major));
   put(out, static_cast<std::uint32_t>(ucx_minor));
   put(out, static_cast<std::uint32_t>(worker.size()));
@@ -59,13 +63,21 @@ std::string LaneAddress::pack() const {
   put(out, probe.range.address);
   put(out, probe.range.length_bytes);
   put(out, static_cast<std::uint32_t>(probe.rkey.size()));
-  return out + probe.rkey;
+  out += probe.rkey;
+  std::string frame(kMagic, sizeof kMagic);
+  put(frame, crc32(out));
+  return frame + out;
 }
 
 LaneAddress LaneAddress::unpack(const std::string& data) {
   Reader reader(data);
   if (reader.bytes(sizeof kMagic) != std::string(kMagic, sizeof kMagic)) {
-    throw UsageError("lane address: does not begin with PDX1");
+    throw UsageError("lane address: does not begin with PDX2");
+  }
+  // UCX takes no length with an address and follows whatever stands in it: only whole ones go in.
+  if (reader.number<std::uint32_t>() != crc32(std::string_view(data).substr(kHeaderBytes))) {
+    throw UsageError("lane address: the checksum of its " + std::to_string(data.size()) +
+                     " bytes is wrong; it was cut off or changed on its way");
   }
   LaneAddress address;
   address.ucx_major = reader.number<std::uint32_t>();

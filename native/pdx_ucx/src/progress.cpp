@@ -51,7 +51,8 @@ void Progress::start() {
   context_ = std::make_shared<const Context>(options_.lane);
   probe_ = std::make_unique<Region>(
       context_, Range{reinterpret_cast<std::uint64_t>(probe_target_.data()), probe_target_.size()});
-  sender_ = std::make_unique<SendWorker>(*context_, commands_, completions_, options_.window);
+  sender_ = std::make_unique<SendWorker>(*context_, commands_, completions_, options_.window,
+                                         probe_->rkey());
   listen(sender_->worker());
 }
 

@@ -6,6 +6,12 @@
 #include "pdx/ucx/status.h"
 
 namespace pdx::ucx {
+namespace {
+
+// The map of memory domains, which says what follows, and the memory type.
+constexpr std::size_t kRkeyHead = 9;
+
+}  // namespace
 
 Region::Region(std::shared_ptr<const Context> context, Range range)
     : range_(range), context_(std::move(context)) {
@@ -31,6 +37,15 @@ Region::Region(std::shared_ptr<const Context> context, Range range)
 Region::~Region() {
   const std::lock_guard lock(context_->memory_mutex());
   ucp_mem_unmap(context_->handle(), handle_);
+}
+
+std::string rkey_problem(const std::string& ours, const std::string& theirs) {
+  if (theirs.size() == ours.size() && theirs.compare(0, kRkeyHead, ours, 0, kRkeyHead) == 0) {
+    return {};
+  }
+  return "the remote key of " + std::to_string(theirs.size()) +
+         " bytes is not one of host memory on this lane; ours have " + std::to_string(ours.size()) +
+         " bytes, of which the first " + std::to_string(kRkeyHead) + " are the same in all";
 }
 
 RemoteKey::RemoteKey(ucp_ep_h endpoint, const std::string& packed) {

@@ -1,18 +1,20 @@
 #include "pdx/ucx/send_worker.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "pdx/ucx/context.h"
 
 namespace pdx::ucx {
 
 SendWorker::SendWorker(const Context& context, CommandQueue& commands, CompletionList& completions,
-                       const Window& window)
+                       const Window& window, std::string rkey)
     : context_(context),
       commands_(commands),
       completions_(completions),
       window_(window),
       probe_bytes_("pdxprobe"),
+      rkey_(std::move(rkey)),
       worker_(context) {
   LaneAddress address;
   address.ucx_major = context_.runtime().major;
@@ -39,7 +41,7 @@ void SendWorker::connect(std::uint64_t path, const LaneAddress& address,
                          std::uint64_t deadline_ns) {
   auto endpoint = std::make_unique<SendEndpoint>(
       path, SendEndpoint::Parts{context_, worker_, commands_, completions_, window_, probe_bytes_,
-                                address_});
+                                address_, rkey_});
   endpoint->open(address, deadline_ns);
   endpoints_.emplace(path, std::move(endpoint));
 }

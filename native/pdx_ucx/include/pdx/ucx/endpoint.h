@@ -54,6 +54,8 @@ class SendEndpoint {
     const std::string& probe_bytes;
     // Packed address of the send worker.
     const std::string& send_address;
+    // One of our remote keys.
+    const std::string& rkey;
   };
 
   SendEndpoint(std::uint64_t id, const Parts& parts);
@@ -128,6 +130,7 @@ class SendEndpoint {
   const Window& window_;
   const std::string& probe_bytes_;
   const std::string& send_address_;
+  const std::string& rkey_;
 
   State state_ = State::Opening;
   ucp_ep_h handle_ = nullptr;

@@ -52,7 +52,8 @@ class Engine {
   // PathOpened follows, at the latest after timeout_s. Throws UsageError for a bad address.
   std::uint64_t connect(const std::string& address, double timeout_s);
   // Ticket of the first batch; the others count up from it. `source` are region ids.
-  // Throws UsageError when the path is closed or a run leaves its region: then nothing is posted.
+  // Throws UsageError when the path is closed, a run leaves its region or a remote key is none of
+  // this lane: then nothing is posted.
   std::uint64_t post(std::uint64_t path, std::uint64_t generation, const RunTable& runs,
                      std::span<const std::uint64_t> source, std::vector<RemoteRange> destination);
   // Ticket. Throws UsageError when the path is closed or the payload is too long.
@@ -85,6 +86,8 @@ class Engine {
   struct Shared;
   std::shared_ptr<Shared> shared_;
   std::string send_address_;
+  // One of our remote keys.
+  std::string rkey_;
   std::atomic<std::uint64_t> next_id_{1};
   std::atomic<std::uint64_t> next_ticket_{1};
 };

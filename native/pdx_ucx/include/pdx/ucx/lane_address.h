@@ -17,6 +17,8 @@ struct LaneAddress {
   // writes work at all. Empty key: none (address of a send worker).
   RemoteRange probe{};
 
+  // "PDX2", the CRC-32 of what follows, UCX's major and minor, and the fields with their lengths;
+  // numbers are little-endian.
   std::string pack() const;
   // Throws UsageError naming what is wrong with `data`.
   static LaneAddress unpack(const std::string& data);

@@ -52,6 +52,8 @@ class Progress {
 
   // -- progress thread only
   std::shared_ptr<const Context> context() const { return context_; }
+  // One of our remote keys; those of peers look alike.
+  const std::string& rkey() const { return probe_->rkey(); }
   SendWorker& sender() { return *sender_; }
   // Address of the new receiver.
   std::string open_receiver(std::uint64_t id);

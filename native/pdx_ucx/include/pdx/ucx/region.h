@@ -44,6 +44,11 @@ struct RemoteRange {
   std::string rkey;
 };
 
+// Empty, or why a peer's remote key cannot be one of this lane. `ours` is any remote key of ours:
+// those of host memory all have one length here and begin alike. UCX itself takes no length with a
+// key and reads as far as the first bytes tell it to.
+std::string rkey_problem(const std::string& ours, const std::string& theirs);
+
 // A remote key unpacked for one endpoint. Destroyed after every put that uses it has ended.
 // Threads: the progress thread only.
 class RemoteKey {

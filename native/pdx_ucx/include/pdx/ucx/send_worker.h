@@ -14,7 +14,7 @@ namespace pdx::ucx {
 class SendWorker {
  public:
   SendWorker(const Context& context, CommandQueue& commands, CompletionList& completions,
-             const Window& window);
+             const Window& window, std::string rkey);
 
   Worker& worker() { return worker_; }
   // What decode's endpoint connects to.
@@ -45,6 +45,8 @@ class SendWorker {
   const Window window_;
   // Source of the first write of every path.
   const std::string probe_bytes_;
+  // One of our remote keys.
+  const std::string rkey_;
   Worker worker_;
   std::string address_;
   std::map<std::uint64_t, std::unique_ptr<SendEndpoint>> endpoints_;
