@@ -132,6 +132,16 @@ void addresses_with_a_right_checksum_are_still_read_with_care() {
   CHECK(crc32("123456789") == 0xcbf43926U && crc32("") == 0);
 }
 
+void hellos_survive_and_cut_ones_do_not() {
+  const Hello hello{(std::uint64_t{1} << 40) + 7, "the sender", std::string("a\0worker", 8)};
+  const std::string packed = hello.pack();
+  const Hello again = Hello::unpack(packed);
+  CHECK(again.path == hello.path && again.sender == hello.sender && again.worker == hello.worker);
+  for (std::size_t length = 0; length < packed.size() - hello.worker.size(); ++length) {
+    CHECK(throws<UsageError>([&] { Hello::unpack(packed.substr(0, length)); }, "end inside"));
+  }
+}
+
 void remote_keys_look_like_ours() {
   const std::string ours(9, '\0');
   CHECK(rkey_problem(ours, ours).empty());
@@ -235,6 +245,7 @@ int main() {
   splits_cover_the_runs();
   addresses_survive_and_junk_does_not();
   addresses_with_a_right_checksum_are_still_read_with_care();
+  hellos_survive_and_cut_ones_do_not();
   remote_keys_look_like_ours();
   settings_are_checked_here();
   transports_are_those_asked_for();

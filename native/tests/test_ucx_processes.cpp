@@ -235,6 +235,48 @@ void a_cancel_that_does_not_drain_closes_the_path() {
   CHECK(sender.told.count(Event::Posted) == 8 && sender.told.count(Event::Cancelled) == 0);
 }
 
+// Ends the path of a sender whose receiver hangs; then another receiver must be served as before.
+void end_beside_a_hung_receiver(const std::function<void(Sender&)>& write, bool drained) {
+  const SharedMemory memory(kBytes);
+  const Child child([&](int fd) { receive(fd, memory); });
+  Sender sender(child, memory);
+  child.signal(SIGSTOP);
+  write(sender);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  sender.engine.close_path(sender.path);
+  CHECK(sender.told.wait(Event::PathClosed).drained == drained);
+  child.signal(SIGCONT);
+  Engine other(options(lane));
+  std::vector<char> target(1 << 20);
+  const std::vector<RemoteRange> remote{
+      {range_of(target.data(), target.size()),
+       other.register_region(range_of(target.data(), target.size())).rkey}};
+  const std::uint64_t path = sender.engine.connect(other.open_receiver().second, 10.0);
+  sender.told.wait("another path", [=](const auto& done) {
+    return done.event == Event::PathOpened && done.id == path && done.error.empty();
+  });
+  const Runs runs = shuffled(16, 65536, 1, 1);
+  const std::uint64_t ticket =
+      sender.engine.post(path, 9, runs.table(), std::vector{sender.region}, remote);
+  CHECK(sender.told.ticket(ticket).error.empty());
+  CHECK(landed(runs, sender.source.data(), target.data()));
+}
+
+void a_path_to_a_hung_receiver_is_closed() {
+  const bool cma = lane == "cma";
+  // More than the network holds; less than that, all of it handed over; and messages only.
+  end_beside_a_hung_receiver(
+      [](Sender& sender) { sender.post(1, shuffled(kBytes >> 16, 1 << 16, 8, 1)); }, cma);
+  end_beside_a_hung_receiver([](Sender& sender) { sender.post(1, shuffled(8, 4096, 1, 1)); }, cma);
+  end_beside_a_hung_receiver(
+      [](Sender& sender) {
+        for (std::uint64_t generation = 1; generation <= 200; ++generation) {
+          sender.engine.commit(sender.path, generation, std::string(60 << 10, 'c'));
+        }
+      },
+      true);
+}
+
 void an_engine_closes_in_time_beside_a_hung_receiver() {
   const SharedMemory memory(kBytes);
   const Child child([&](int fd) { receive(fd, memory); });
@@ -266,6 +308,7 @@ int main(int count, char** arguments) {
   RUN(bytes_cross);
   RUN(a_killed_receiver_fails_every_batch);
   RUN(a_killed_sender_is_lost_and_silent);
+  RUN(a_path_to_a_hung_receiver_is_closed);
   if (lane == "tcp") {
     RUN(a_hung_receiver_is_given_up);
     RUN(a_cancel_that_does_not_drain_closes_the_path);

@@ -93,7 +93,7 @@ class CommitArrived:
 
 @dataclass(frozen=True, slots=True)
 class SenderLost:
-    """Decode: the endpoint to `peer`'s send worker reported an error."""
+    """Decode: the path of `peer` has ended, or broken; its receive side is gone."""
 
     peer: bytes
     error: str
@@ -189,7 +189,7 @@ class Fabric(Protocol):
 
     # prefill
     def send_address(self) -> bytes:
-        """Where decode's endpoint goes to learn of this sender's death."""
+        """What this sender calls itself; decode is told it and takes no other's path."""
         ...
 
     def connect(self, peer: bytes, address: bytes, timeout_s: float) -> Path:

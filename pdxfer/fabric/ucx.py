@@ -76,7 +76,8 @@ class UcxPath:
 
         Shapes: runs int64 [n, 5], splits int64 [batches + 1]; see `pdxfer.fabric.base.Path.post`.
         Raises: LocalProtocolError when a run leaves its region on either side, a source region is
-            not registered or the path is closed; nothing of this post was sent.
+            not registered, a remote key is none of this lane or the path is closed; nothing of
+            this post was sent.
         Cost: one call, one pass over the runs without the GIL.
         """
         first = self._engine.post(
@@ -100,13 +101,17 @@ class UcxPath:
     def cancel(self, generation: int, deadline_s: float = limits.DRAIN_DEADLINE_S) -> None:
         """Drop what is not posted, wait for the rest, then `Cancelled`.
 
-        What has not drained after `deadline_s` (0: no deadline) ends the whole path: `PathClosed`
-        comes in place of `Cancelled`. So it does where the path ends for another reason.
+        What has not drained after `deadline_s` (0: no deadline) ends the whole path at once:
+        `PathClosed` comes in place of `Cancelled`. So it does where the path ends for another
+        reason.
         """
         self._engine.cancel(self._id, generation, deadline_s)
 
     def close(self) -> None:
-        """Force the path closed; every outstanding ticket ends, then `PathClosed`. Idempotent."""
+        """Drop what is not posted; what is in flight has 0.5 s to land, then the path is forced.
+
+        Every outstanding ticket ends, then `PathClosed`. Idempotent.
+        """
         self._engine.close_path(self._id)
 
 
@@ -137,7 +142,8 @@ class UcxFabric:
             lane: `tcp` or `cma`.
             ucx: As `PDXFER_UCX`; None: that variable, else `auto`.
             net_device: Network devices, as `UCX_NET_DEVICES`; empty: all.
-            tcp_port_range: `first-last`, where UCX listens; empty: any port.
+            tcp_port_range: `first-last`, where UCX listens, one port for each path and each
+                receiver; empty: any port.
             tcp_user_timeout_s: Sent bytes not acknowledged for so long end the connection. Above
                 the longest pause of a healthy peer.
             window_bytes: In flight per endpoint.
@@ -226,8 +232,8 @@ class UcxFabric:
     def register(self, address: int, length_bytes: int, owner: object) -> LocalRegion:
         """Register a range of host memory; `owner` is kept alive until it is out of use.
 
-        Raises: LocalProtocolError for an empty range or one that leaves the address space;
-            ResourceError when UCX refuses it.
+        Raises: LocalProtocolError for an empty range or one that ends above 2^63; ResourceError
+            when UCX refuses it.
         """
         region_id, rkey = self._engine.register(address, length_bytes)
         self._owners[region_id] = owner
@@ -242,7 +248,7 @@ class UcxFabric:
 
     # -- prefill -----------------------------------------------------------------------------
     def send_address(self) -> bytes:
-        """Where decode's endpoint goes to learn of this sender's death."""
+        """What this sender calls itself; decode's receive worker takes its path and no other's."""
         return self._engine.send_address()
 
     def connect(self, peer: bytes, address: bytes, timeout_s: float) -> UcxPath:
@@ -252,7 +258,9 @@ class UcxFabric:
         writes are allowed, on the lane that was asked for. `PathOpened(error=...)` is the
         end of one that did not open; no `PathClosed` follows.
 
-        Raises: LocalProtocolError when `address` is no lane address.
+        The path has a UCX worker of its own: only its end stops the writes of one path safely.
+
+        Raises: LocalProtocolError when `address` is no lane address, or was cut off or changed.
         """
         path_id = self._engine.connect(address, timeout_s)
         self._path_peers[path_id] = peer
@@ -278,8 +286,8 @@ class UcxFabric:
         The endpoint itself is opened by the engine when the sender's hello comes, before its
         `PathOpened` and so before any write: from then on `SenderLost` tells its end, with or
         without this call. (UCX 1.22 crashes when such an endpoint is made while a write of that
-        peer comes in.) Whether a sender is lost that closes its path and lives on is not certain:
-        for a new path, make a new receiver.
+        peer comes in.) A sender that closes its path is lost, also when it lives on, and so is one
+        that opens a second: a new path needs a new receiver.
 
         Raises: LocalProtocolError when the sender has no receive worker (it was lost or closed),
             or `address` is no lane address.

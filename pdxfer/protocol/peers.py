@@ -110,7 +110,7 @@ class DecodePeer:
                     self.verdicts[key] = verdicts["own", worker_id]
 
     def accept_template(self) -> Accept:
-        """The answer to the last `Attach`; the agent adds the address of its send worker."""
+        """The answer to the last `Attach`; the agent adds what its send side is called."""
         plans: list[PairPlan] = []
         rejects: list[PairReject] = []
         for source in self.own:

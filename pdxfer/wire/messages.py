@@ -193,7 +193,7 @@ class Accept(Message, frozen=True, kw_only=True, tag="accept"):
     lane: str
     """Lane of the `Attach`."""
     lane_address: bytes
-    """Address of the send worker; decode opens an endpoint to it to learn of its death."""
+    """What the send side calls itself on the lane; decode learns of its end over its path."""
 
 
 class LaneFailed(Message, frozen=True, kw_only=True, tag="lane_failed"):

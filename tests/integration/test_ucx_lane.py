@@ -1,11 +1,13 @@
 """The UCX lanes between two processes: bytes, commits, and the death of either side.
 
-Run as a script, this file is the other process: `receive LANE BYTES` or `send LANE BYTES`.
+Run as a script, this file is the other process: `receive LANE`, `send LANE`, `cut LANE HOW SEED`
+or `race LANE`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import hashlib
 import json
@@ -13,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -121,6 +124,59 @@ def send(lane):
         wait_for(lane_fabric, Posted, seen, ticket=ticket)
         say(posted=generation)
         generation += 1
+
+
+def cut(lane, how, seed):
+    """Child: paths that end while they write, to receivers that live on and are closed later."""
+    rng = np.random.default_rng(int(seed))
+    sender, receiver = fabric(lane), fabric(lane)
+    source, target = (np.ones(16 << 20, dtype=np.uint8) for _ in range(2))
+    local = sender.register(source.ctypes.data, source.nbytes, source)
+    region = receiver.register(target.ctypes.data, target.nbytes, target)
+    remote = [RemoteRegion(region.address, region.length_bytes, region.rkey)]
+    runs, _ = shuffled(1, 4096, source.nbytes)
+    for generation in range(1, 9):
+        peer = bytes([generation])
+        seen = []
+        path = sender.connect(peer, receiver.open_receiver(peer), 10.0)
+        wait_for(sender, PathOpened, seen, error="")
+        path.post(generation, runs, np.array([0, len(runs)]), [local], remote)
+        until = time.perf_counter() + rng.random() * 0.004
+        while time.perf_counter() < until:
+            pass
+        if how == "cancel":
+            path.cancel(generation, 1e-9)
+        path.close()
+        wait_for(sender, PathClosed, seen)
+        assert [event for event in seen if isinstance(event, Posted)]
+        time.sleep(0.02 * rng.integers(2))
+        receiver.close_receiver(peer)
+    sender.close(5.0)
+    receiver.close(5.0)
+
+
+def race(lane):
+    """Child: posts that are still being built when the engine closes."""
+    memory = np.zeros(4096, dtype=np.uint8)
+    runs = np.zeros((1_000_000, 5), dtype=np.int64)
+    runs[:, 4] = 64
+    for i in range(4):
+        sender, receiver = fabric(lane), fabric(lane)
+        local = sender.register(memory.ctypes.data, memory.nbytes, memory)
+        remote = [RemoteRegion(local.address, local.length_bytes, local.rkey)]
+        path = sender.connect(RECEIVER, receiver.open_receiver(SENDER), 10.0)
+        wait_for(sender, PathOpened, [], error="")
+
+        def post(path=path, local=local, remote=remote):
+            with contextlib.suppress(LocalProtocolError):
+                path.post(1, runs, np.array([0, len(runs)]), [local], remote)
+
+        thread = threading.Thread(target=post)
+        thread.start()
+        time.sleep(0.004 * i)
+        sender.close(5.0)
+        thread.join()
+        receiver.close(5.0)
 
 
 class Child:
@@ -342,7 +398,8 @@ def test_what_cannot_work_is_refused_by_name(start_fabric):
     one = start_fabric("tcp")
     with pytest.raises(LocalProtocolError, match="lane address"):
         one.connect(RECEIVER, b"junk", 1.0)
-    for address, length in [((1 << 64) - 8, 16), ((1 << 64) - 4096, 4096), (4096, (1 << 64) - 4096)]:
+    top = 1 << 64
+    for address, length in [(top - 8, 16), (top - 4096, 4096), (4096, top - 4096)]:
         text = rf"address {address} and length {length} leave .* end above 2\^63"
         with pytest.raises(LocalProtocolError, match=text):
             one.register(address, length, None)
@@ -383,6 +440,24 @@ def test_keys_and_addresses_that_are_none_are_refused(lane, start_fabric):
     assert wait_for(sender, Posted, seen, ticket=ticket).error == ""
 
 
+def runs_to_its_end(*arguments):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{arguments}: status {done.returncode}: {done.stderr[-4000:]}"
+
+
+@lanes
+@pytest.mark.parametrize("how", ["close", "cancel"])
+def test_a_path_that_ends_while_it_writes_harms_neither_process(lane, how):
+    for seed in range(3):
+        runs_to_its_end("cut", lane, how, str(seed))
+
+
+def test_a_post_may_race_with_close():
+    runs_to_its_end("race", "tcp")
+
+
 def test_a_receiver_that_does_not_answer_is_told_in_time(start_fabric):
     gone = start_fabric("tcp")
     address = gone.open_receiver(SENDER)
@@ -395,4 +470,4 @@ def test_a_receiver_that_does_not_answer_is_told_in_time(start_fabric):
 
 
 if __name__ == "__main__":
-    {"receive": receive, "send": send}[sys.argv[1]](sys.argv[2])
+    {"receive": receive, "send": send, "cut": cut, "race": race}[sys.argv[1]](*sys.argv[2:])

@@ -19,7 +19,7 @@ constexpr std::size_t kRemoteKeysMax = 16'384;
 SendEndpoint::SendEndpoint(std::uint64_t id, const Parts& parts)
     : id_(id),
       context_(parts.context),
-      worker_(parts.worker),
+      workers_(parts.workers),
       commands_(parts.commands),
       completions_(parts.completions),
       window_(parts.window),
@@ -27,6 +27,8 @@ SendEndpoint::SendEndpoint(std::uint64_t id, const Parts& parts)
       send_address_(parts.send_address),
       rkey_(parts.rkey),
       dead_(kTombstonesMax) {}
+
+SendEndpoint::~SendEndpoint() = default;
 
 void SendEndpoint::post(std::uint64_t number, std::vector<std::unique_ptr<Batch>> batches) {
   Generation& transfer = generation(number);
@@ -38,8 +40,8 @@ void SendEndpoint::post(std::uint64_t number, std::vector<std::unique_ptr<Batch>
     ++transfer.outstanding;
     transfer.batches.push_back(std::move(batch));
   }
-  if (!end_reason_.empty()) {
-    drop_unposted(transfer, end_reason_);
+  if (!ending().empty()) {
+    drop_unposted(transfer, ending());
   } else if (!transfer.error.empty()) {
     drop_unposted(transfer, transfer.error);
   }
@@ -54,6 +56,7 @@ void SendEndpoint::post(std::uint64_t number, std::vector<std::unique_ptr<Batch>
     ready_.push_back(&transfer);
   }
   dirty_ = true;
+  wake();
 }
 
 void SendEndpoint::commit(std::uint64_t number, std::unique_ptr<Commit> commit) {
@@ -65,6 +68,7 @@ void SendEndpoint::commit(std::uint64_t number, std::unique_ptr<Commit> commit) 
   transfer.commits.push_back(std::move(commit));
   settle(transfer);
   dirty_ = true;
+  wake();
 }
 
 void SendEndpoint::cancel(std::uint64_t number, std::uint64_t deadline_ns) {
@@ -83,12 +87,7 @@ void SendEndpoint::cancel(std::uint64_t number, std::uint64_t deadline_ns) {
   drop_unposted(transfer, transfer.error);
   settle(transfer);
   dirty_ = true;
-}
-
-void SendEndpoint::close(const std::string& reason) {
-  if (end_reason_.empty()) {
-    end_reason_ = reason;
-  }
+  wake();
 }
 
 void SendEndpoint::drop_all(const std::string& reason) {
@@ -98,6 +97,7 @@ void SendEndpoint::drop_all(const std::string& reason) {
       drop_unposted(*transfer, reason);
     }
   }
+  wake();
 }
 
 bool SendEndpoint::busy() const {
@@ -136,7 +136,7 @@ void SendEndpoint::settle(Batch& batch) {
   if (batch.finished || batch.unposted()) {
     return;
   }
-  const bool usable = state_ == State::Open && end_reason_.empty();
+  const bool usable = (state_ == State::Open || state_ == State::Leaving) && end_reason_.empty();
   if (batch.posted_any && !batch.flush_started && usable) {
     start_flush(batch);
     return;  // flush_done settles again
@@ -146,6 +146,7 @@ void SendEndpoint::settle(Batch& batch) {
   }
   if (batch.posted_any && !batch.flush_started) {
     batch.fail(end_reason_);
+    undrained_ = true;  // what was written has no flush to show that it is at rest
   }
   batch.finished = true;
   Generation& transfer = *batch.generation;
@@ -172,7 +173,7 @@ void SendEndpoint::settle(Generation& transfer) {
   if (transfer.outstanding > 0) {
     return;
   }
-  const std::string& error = transfer.error.empty() ? end_reason_ : transfer.error;
+  const std::string& error = transfer.error.empty() ? ending() : transfer.error;
   for (const auto& commit : transfer.commits) {
     if (commit->sent || commit->finished) {
       continue;

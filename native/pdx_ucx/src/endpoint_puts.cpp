@@ -34,6 +34,7 @@ bool SendEndpoint::pump() {
     transfer.ready = false;
   }
   dirty_ = true;
+  wake();
   return true;
 }
 

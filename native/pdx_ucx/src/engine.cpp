@@ -39,7 +39,7 @@ Engine::Engine(EngineOptions options)
       throw ResourceError("UCX did not start in time");
     }
     // Fixed before `started` was set.
-    send_address_ = progress_->sender().address();
+    send_address_ = progress_->paths().address();
     rkey_ = progress_->rkey();
   } catch (...) {
     progress_->commands().stop();
@@ -157,7 +157,7 @@ std::uint64_t Engine::connect(const std::string& address, double timeout_s) {
   const std::uint64_t deadline = after_ns(timeout_s);
   progress_->commands().open_gate(path);
   progress_->commands().push([progress = progress_.get(), path, parsed, deadline] {
-    progress->sender().connect(path, parsed, deadline);
+    progress->paths().connect(path, parsed, deadline);
   });
   return path;
 }
@@ -191,7 +191,7 @@ std::uint64_t Engine::post(std::uint64_t path, std::uint64_t generation, const R
       make_batches(runs, std::move(regions), ticket));
   const bool taken = progress_->commands().push_for_path(
       path, [progress = progress_.get(), path, generation, batches] {
-        progress->sender().find(path)->post(generation, std::move(*batches));
+        progress->paths().find(path)->post(generation, std::move(*batches));
       });
   if (!taken) {
     throw UsageError("path " + std::to_string(path) + " is closed; nothing of this post was sent");
@@ -213,7 +213,7 @@ std::uint64_t Engine::commit(std::uint64_t path, std::uint64_t generation, std::
         auto commit = std::make_unique<Commit>();
         commit->ticket = ticket;
         commit->payload = std::move(*kept);
-        progress->sender().find(path)->commit(generation, std::move(commit));
+        progress->paths().find(path)->commit(generation, std::move(commit));
       });
   if (!taken) {
     throw UsageError("path " + std::to_string(path) + " is closed; the commit was not sent");
@@ -226,15 +226,15 @@ void Engine::cancel(std::uint64_t path, std::uint64_t generation, double deadlin
   const std::uint64_t deadline = deadline_s > 0 ? after_ns(deadline_s) : 0;
   progress_->commands().push_for_path(path,
                                       [progress = progress_.get(), path, generation, deadline] {
-                                        progress->sender().find(path)->cancel(generation, deadline);
+                                        progress->paths().find(path)->cancel(generation, deadline);
                                       });
 }
 
 void Engine::close_path(std::uint64_t path) {
   require_process();
   progress_->commands().push([progress = progress_.get(), path] {
-    if (SendEndpoint* endpoint = progress->sender().find(path)) {
-      endpoint->close("closed by the sender");
+    if (SendEndpoint* endpoint = progress->paths().find(path)) {
+      endpoint->close("closed by the sender", after_ns(kLeaveS));
     }
   });
 }

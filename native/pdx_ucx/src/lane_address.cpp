@@ -106,16 +106,26 @@ std::string LaneAddress::version_problem(unsigned our_major, unsigned our_minor)
          " at the peer do not interoperate; install the same major.minor on both";
 }
 
-std::string pack_hello(std::uint64_t path, const std::string& send_address) {
+std::string Hello::pack() const {
   std::string out;
   put(out, path);
-  return out + send_address;
+  put(out, static_cast<std::uint32_t>(sender.size()));
+  return out + sender + worker;
 }
 
-Hello unpack_hello(const std::string& data) {
+Hello Hello::unpack(const std::string& data) {
   Reader reader(data);
-  const auto path = reader.number<std::uint64_t>();
-  return {path, data.substr(sizeof path)};
+  Hello hello;
+  hello.path = reader.number<std::uint64_t>();
+  hello.sender = reader.bytes(reader.number<std::uint32_t>());
+  hello.worker = data.substr(sizeof hello.path + sizeof(std::uint32_t) + hello.sender.size());
+  return hello;
+}
+
+std::string pack_welcome(std::uint64_t path) {
+  std::string out;
+  put(out, path);
+  return out;
 }
 
 }  // namespace pdx::ucx

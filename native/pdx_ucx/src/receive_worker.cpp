@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "pdx/ucx/clock.h"
 #include "pdx/ucx/context.h"
 #include "pdx/ucx/endpoint.h"
 #include "pdx/ucx/status.h"
@@ -9,22 +10,30 @@
 namespace pdx::ucx {
 namespace {
 
-// A forced close ends within a few turns; the worker is destroyed with its endpoints anyway.
-constexpr int kCloseTurns = 10'000;
 constexpr std::size_t kHelloBytesMax = 4096;
 // A sender has one path at a time; some more may be on their way when it connects anew.
 constexpr std::size_t kHellosMax = 16;
 
 }  // namespace
 
-ReceiveWorker::ReceiveWorker(std::uint64_t id, const Context& context, CompletionList& completions,
-                             Limits limits)
-    : id_(id), context_(context), completions_(completions), limits_(limits), worker_(context) {
-  worker_.on_message(kCommitMessage, &ReceiveWorker::on_commit, this);
-  worker_.on_message(kHelloMessage, &ReceiveWorker::on_hello, this);
+ReceiveWorker::ReceiveWorker(std::uint64_t id, const Context& context, WorkerSet& workers,
+                             CompletionList& completions, Limits limits)
+    : id_(id),
+      context_(context),
+      completions_(completions),
+      limits_(limits),
+      worker_(std::make_unique<Worker>(context, workers)) {
+  worker_->on_message(kCommitMessage, &ReceiveWorker::on_commit, this);
+  worker_->on_message(kHelloMessage, &ReceiveWorker::on_hello, this);
 }
 
-ReceiveWorker::~ReceiveWorker() { close_watch(); }
+ReceiveWorker::~ReceiveWorker() {
+  if (watch_ != nullptr) {
+    close_with_worker(watch_);
+  }
+  // Its last callbacks find everything else still there.
+  worker_.reset();
+}
 
 void ReceiveWorker::expect(std::string sender_address, std::uint64_t deadline_ns) {
   expected_ = std::move(sender_address);
@@ -36,28 +45,33 @@ void ReceiveWorker::expect(std::string sender_address, std::uint64_t deadline_ns
 
 void ReceiveWorker::greet(const std::string& hello) {
   try {
-    const Hello said = unpack_hello(hello);
-    const LaneAddress sender = LaneAddress::unpack(said.send_address);
+    const Hello said = Hello::unpack(hello);
+    const LaneAddress worker = LaneAddress::unpack(said.worker);
     const Runtime& ours = context_.runtime();
-    const std::string problem = sender.version_problem(ours.major, ours.minor);
+    const std::string problem = worker.version_problem(ours.major, ours.minor);
     if (!problem.empty()) {
       lose(problem);
-      return;
-    }
-    if ((!came_.empty() && came_ != said.send_address) ||
-        (!expected_.empty() && expected_ != said.send_address)) {
+    } else if ((!came_.empty() && came_ != said.sender) ||
+               (!expected_.empty() && expected_ != said.sender)) {
       lose("another sender than the expected one has connected");
-      return;
-    }
-    came_ = said.send_address;
-    if (watch_ == nullptr) {
-      watch(sender);
-    }
-    if (watch_ != nullptr) {
-      send_welcome(said.path);
+    } else if (watch_ != nullptr && came_worker_ != said.worker) {
+      lose("the sender has opened another path; that needs a receiver of its own");
+    } else {
+      came_ = said.sender;
+      came_worker_ = said.worker;
+      welcome(said.path, worker);
     }
   } catch (const UsageError& error) {
     lose(std::string("the sender's hello: ") + error.what());
+  }
+}
+
+void ReceiveWorker::welcome(std::uint64_t path, const LaneAddress& worker) {
+  if (watch_ == nullptr) {
+    watch(worker);
+  }
+  if (watch_ != nullptr) {
+    send_welcome(path);
   }
 }
 
@@ -69,7 +83,7 @@ void ReceiveWorker::watch(const LaneAddress& sender) {
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &ReceiveWorker::on_error;
   params.err_handler.arg = this;
-  const ucs_status_t status = ucp_ep_create(worker_.handle(), &params, &watch_);
+  const ucs_status_t status = ucp_ep_create(worker_->handle(), &params, &watch_);
   if (status != UCS_OK) {
     watch_ = nullptr;
     lose("connecting back to the sender: " + status_text(status));
@@ -77,7 +91,7 @@ void ReceiveWorker::watch(const LaneAddress& sender) {
 }
 
 void ReceiveWorker::send_welcome(std::uint64_t path) {
-  welcome_ = pack_hello(path, "");
+  welcome_ = pack_welcome(path);
   ucp_request_param_t param{};
   param.op_attr_mask =
       UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
@@ -87,6 +101,7 @@ void ReceiveWorker::send_welcome(std::uint64_t path) {
   const ucs_status_ptr_t request = ucp_am_send_nbx(watch_, kWelcomeMessage, nullptr, 0,
                                                    welcome_.data(), welcome_.size(), &param);
   welcoming_ = UCS_PTR_IS_PTR(request);
+  worker_->wake(now_ns());
   if (UCS_PTR_IS_ERR(request)) {
     lose("answering the sender: " + status_text(UCS_PTR_STATUS(request)));
   }
@@ -152,24 +167,6 @@ ucs_status_t ReceiveWorker::on_commit(void* receiver, const void* /*header*/,
                           .data = std::string(static_cast<const char*>(data), length),
                           .error = {}});
   return UCS_OK;
-}
-
-void ReceiveWorker::close_watch() {
-  if (watch_ == nullptr) {
-    return;
-  }
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  const ucs_status_ptr_t request = ucp_ep_close_nbx(watch_, &param);
-  watch_ = nullptr;
-  if (!UCS_PTR_IS_PTR(request)) {
-    return;
-  }
-  for (int i = 0; i < kCloseTurns && ucp_request_check_status(request) == UCS_INPROGRESS; ++i) {
-    worker_.progress();
-  }
-  ucp_request_free(request);
 }
 
 }  // namespace pdx::ucx

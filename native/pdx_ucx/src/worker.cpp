@@ -2,29 +2,38 @@
 
 #include "pdx/ucx/context.h"
 #include "pdx/ucx/status.h"
+#include "pdx/ucx/worker_set.h"
 
 namespace pdx::ucx {
 
-Worker::Worker(const Context& context) {
+Worker::Worker(const Context& context, WorkerSet& set) : set_(set) {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   check(ucp_worker_create(context.handle(), &params, &handle_), "creating a UCX worker");
+  try {
+    learn_descriptor_and_address();
+    set_.add(*this);
+  } catch (...) {
+    ucp_worker_destroy(handle_);
+    throw;
+  }
+}
+
+Worker::~Worker() {
+  set_.remove(*this);
+  ucp_worker_destroy(handle_);
+}
+
+void Worker::learn_descriptor_and_address() {
+  const char* what = "asking a UCX worker for its descriptor and address";
+  check(ucp_worker_get_efd(handle_, &fd_), what);
   ucp_address_t* raw = nullptr;
   std::size_t size = 0;
-  ucs_status_t status = ucp_worker_get_efd(handle_, &fd_);
-  if (status == UCS_OK) {
-    status = ucp_worker_get_address(handle_, &raw, &size);
-  }
-  if (status != UCS_OK) {
-    ucp_worker_destroy(handle_);
-    check(status, "asking a UCX worker for its descriptor and address");
-  }
+  check(ucp_worker_get_address(handle_, &raw, &size), what);
   address_.assign(reinterpret_cast<const char*>(raw), size);
   ucp_worker_release_address(handle_, raw);
 }
-
-Worker::~Worker() { ucp_worker_destroy(handle_); }
 
 void Worker::on_message(unsigned id, ucp_am_recv_callback_t handler, void* argument) {
   ucp_am_handler_param_t param{};
@@ -47,6 +56,16 @@ bool Worker::arm() {
 void Worker::wake(std::uint64_t now_ns) {
   armed = false;
   last_event_ns = now_ns;
+}
+
+void close_with_worker(ucp_ep_h endpoint) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  const ucs_status_ptr_t request = ucp_ep_close_nbx(endpoint, &param);
+  if (UCS_PTR_IS_PTR(request)) {
+    ucp_request_free(request);
+  }
 }
 
 }  // namespace pdx::ucx

@@ -1,4 +1,4 @@
-// A path: one endpoint of the send worker to one receiver, with its window and its transfers.
+// A path: one worker and its endpoint to one receiver, with its window and its transfers.
 #pragma once
 #include <ucp/api/ucp.h>
 
@@ -19,6 +19,7 @@ namespace pdx::ucx {
 class CommandQueue;
 class Context;
 class Worker;
+class WorkerSet;
 
 // How much of an endpoint is in flight at once. More is posted while `bytes` are not reached; small
 // puts go on until `descriptors_min`, as long as four times `bytes` are not reached either.
@@ -33,34 +34,38 @@ inline constexpr unsigned kHelloMessage = 2;
 inline constexpr unsigned kWelcomeMessage = 3;
 
 // Opening: a first write to the receiver's probe and its flush show that writes work; then the
-// hello, which carries this path's number and the address of the send worker. The receiver opens
-// its own endpoint to that address and answers with the welcome; only then is the path open. The
-// order matters: UCX 1.22 crashes at the receiver when an endpoint is made to a tcp peer whose
-// write is just coming in, so none may be under way until the receiver has its endpoint.
+// hello, which carries this path's number, the sender's address and that of this path's worker. The
+// receiver opens its own endpoint to that worker and answers with the welcome; only then is the
+// path open. The order matters: UCX 1.22 crashes at the receiver when an endpoint is made to a tcp
+// peer whose write is just coming in, so none may be under way until the receiver has its endpoint.
 //
-// Opening > Open > Closing > Gone. Reports PathOpened once, one Posted per batch, one CommitSent
-// per commit, and PathClosed once at its end, also when it never opened.
+// Opening > Open > Leaving > Closing > Gone, or from any of the first three to Closing. Leaving:
+// our side ends the path; nothing new is written, and what is in flight may land for a short while.
+// Closing: the worker is destroyed, on tcp with whatever is in flight. A worker serves one path
+// only because nothing less than its end stops writes of a hung peer's path without harm.
+// Reports PathOpened once, one Posted per batch, one CommitSent per commit, and PathClosed once at
+// its end, also when it never opened.
 //
-// Threads: the progress thread only. UCX callbacks run inside `Worker::progress` and never close or
-// free anything; `housekeep` does.
+// Threads: the progress thread only. UCX callbacks run inside `Worker::progress` and the end of the
+// worker, and never close or free anything; `housekeep` does.
 class SendEndpoint {
  public:
   struct Parts {
     const Context& context;
-    Worker& worker;
+    WorkerSet& workers;
     CommandQueue& commands;
     CompletionList& completions;
     const Window& window;
     const std::string& probe_bytes;
-    // Packed address of the send worker.
+    // What this sender calls itself.
     const std::string& send_address;
     // One of our remote keys.
     const std::string& rkey;
   };
 
   SendEndpoint(std::uint64_t id, const Parts& parts);
-  // Only when gone, or when its worker is about to be destroyed and nothing is in flight.
-  ~SendEndpoint() = default;
+  // Only when gone.
+  ~SendEndpoint();
   SendEndpoint(const SendEndpoint&) = delete;
   SendEndpoint& operator=(const SendEndpoint&) = delete;
 
@@ -69,10 +74,10 @@ class SendEndpoint {
   void commit(std::uint64_t generation, std::unique_ptr<Commit> commit);
   // deadline_ns 0: none.
   void cancel(std::uint64_t generation, std::uint64_t deadline_ns);
-  // Forces the path closed. `reason` ends what is outstanding.
-  void close(const std::string& reason);
-  // The receiver has answered the hello.
-  void welcome();
+  // Leaves, until `force_ns` at the latest. `reason` ends what is not posted.
+  void close(const std::string& reason, std::uint64_t force_ns);
+  // Ends the path at once. `reason` ends what is outstanding.
+  void force(const std::string& reason);
   // Drops what is not posted; what is in flight goes on.
   void drop_all(const std::string& reason);
   // Posts some of the next transfer's runs; false when there was nothing to do or no room.
@@ -86,13 +91,15 @@ class SendEndpoint {
   std::uint64_t id() const { return id_; }
 
  private:
-  enum class State { Opening, Open, Closing, Gone };
+  enum class State { Opening, Open, Leaving, Closing, Gone };
 
   static void on_put(void* request, ucs_status_t status, void* piece);
   static void on_flush(void* request, ucs_status_t status, void* batch);
   static void on_commit(void* request, ucs_status_t status, void* commit);
   static void on_open(void* request, ucs_status_t status, void* endpoint);
   static void on_error(void* endpoint, ucp_ep_h handle, ucs_status_t status);
+  static ucs_status_t on_welcome(void* endpoint, const void* header, std::size_t header_length,
+                                 void* data, std::size_t length, const ucp_am_recv_param_t* param);
 
   void create_handle(const LaneAddress& address);
   void write_probe(const LaneAddress& address);
@@ -117,14 +124,21 @@ class SendEndpoint {
   void commit_done(Commit& commit, const std::string& error);
   void report(const Batch& batch);
 
-  void begin_close();
+  // Why nothing new is written any more; empty while it is.
+  const std::string& ending() const;
+  bool in_flight() const;
+  void wake();
   void check_deadlines(std::uint64_t now_ns);
+  void begin_close();
+  bool worker_may_end(std::uint64_t turn);
+  void end_worker();
+  void end_what_is_left();
   void finish_close(std::uint64_t turn);
   void sweep();
 
   const std::uint64_t id_;
   const Context& context_;
-  Worker& worker_;
+  WorkerSet& workers_;
   CommandQueue& commands_;
   CompletionList& completions_;
   const Window& window_;
@@ -133,11 +147,15 @@ class SendEndpoint {
   const std::string& rkey_;
 
   State state_ = State::Opening;
+  std::unique_ptr<Worker> worker_;
   ucp_ep_h handle_ = nullptr;
-  ucs_status_ptr_t close_request_ = nullptr;
-  std::uint64_t close_turn_ = 0;
+  // Turns in which it had no put in flight any more, and in which its worker was destroyed.
+  std::uint64_t quiet_turn_ = 0;
+  std::uint64_t end_turn_ = 0;
   std::uint64_t open_deadline_ns_ = 0;
-  // First reason why this path ends; empty while it does not.
+  std::uint64_t force_ns_ = 0;
+  std::string leave_reason_;
+  // First reason why this path ends at once; empty while it does not.
   std::string end_reason_;
   std::string open_error_;
   // Kept until UCX has sent it; empty: not said yet.

@@ -19,7 +19,7 @@ struct RegionInfo {
   std::string rkey;
 };
 
-// One context, one send worker, one receive worker per sender, one progress thread.
+// One context, one progress thread, one worker per path and one per sender.
 //
 // Threads: any, several at once. Calls queue work and return, except those said to wait, which wait
 // for the progress thread at most kCallTimeoutS. Ends are told by `drain`; `fileno` says when.
@@ -28,6 +28,8 @@ class Engine {
  public:
   // How long a call that waits for the progress thread waits.
   static constexpr double kCallTimeoutS = 10.0;
+  // How long what is in flight on a path may go on after `close_path`.
+  static constexpr double kLeaveS = 0.5;
 
   // Starts UCX; waits.
   // Throws: SettingError, ResourceError; nothing is left behind.
@@ -48,6 +50,7 @@ class Engine {
   // RegionReleased follows when no batch uses the region any more.
   void deregister_region(std::uint64_t id);
 
+  // What a receiver knows this sender by.
   const std::string& send_address() const { return send_address_; }
   // PathOpened follows, at the latest after timeout_s. Throws UsageError for a bad address.
   std::uint64_t connect(const std::string& address, double timeout_s);
@@ -60,6 +63,7 @@ class Engine {
   std::uint64_t commit(std::uint64_t path, std::uint64_t generation, std::string payload);
   // Cancelled follows, or PathClosed. deadline_s 0: none; else the path is closed after it.
   void cancel(std::uint64_t path, std::uint64_t generation, double deadline_s);
+  // Drops what is not posted and gives the rest kLeaveS to land; then the path is forced.
   // PathClosed follows. Idempotent.
   void close_path(std::uint64_t path);
 

@@ -7,14 +7,15 @@
 
 namespace pdx::ucx {
 
-// The address of a send worker or of a receive worker, as it travels in `Accept` and `Attach`.
+// The address of a receiver or of a sender, as it travels in `Attach` and `Accept`.
 struct LaneAddress {
   unsigned ucx_major = 0;
   unsigned ucx_minor = 0;
-  // UCX's own worker address.
+  // UCX's own worker address. Of a sender: bytes by which it is known; the address of each of its
+  // workers comes with the hello.
   std::string worker;
   // A few bytes of the receiver that nobody reads: the sender writes them once to learn whether
-  // writes work at all. Empty key: none (address of a send worker).
+  // writes work at all. Empty key: none (address of a sender).
   RemoteRange probe{};
 
   // "PDX2", the CRC-32 of what follows, UCX's major and minor, and the fields with their lengths;
@@ -26,14 +27,19 @@ struct LaneAddress {
   std::string version_problem(unsigned our_major, unsigned our_minor) const;
 };
 
-// The first message on a path: its number at the sender, and the packed address of the sender's
-// worker. The welcome is the number alone.
+// The first message on a path.
 struct Hello {
+  // The path's number at the sender; the welcome repeats it.
   std::uint64_t path = 0;
-  std::string send_address;
+  // Packed lane addresses: what the sender calls itself, and the worker of this path.
+  std::string sender;
+  std::string worker;
+
+  std::string pack() const;
+  // Throws UsageError when `data` ends too soon.
+  static Hello unpack(const std::string& data);
 };
-std::string pack_hello(std::uint64_t path, const std::string& send_address);
-// Throws UsageError when `data` is too short.
-Hello unpack_hello(const std::string& data);
+
+std::string pack_welcome(std::uint64_t path);
 
 }  // namespace pdx::ucx

@@ -9,11 +9,13 @@
 #include <string>
 #include <thread>
 
+#include "pdx/ucx/clock.h"
 #include "pdx/ucx/command_queue.h"
 #include "pdx/ucx/completion_list.h"
 #include "pdx/ucx/context.h"
 #include "pdx/ucx/receive_worker.h"
-#include "pdx/ucx/send_worker.h"
+#include "pdx/ucx/send_paths.h"
+#include "pdx/ucx/worker_set.h"
 
 namespace pdx::ucx {
 
@@ -27,10 +29,6 @@ struct EngineOptions {
   double watch_timeout_s = 10.0;
 };
 
-// Steady clock.
-std::uint64_t now_ns();
-std::uint64_t after_ns(double seconds);
-
 // Owns all UCX objects. Started by `run` on a thread of its own, which never touches Python and
 // never throws; what fails there ends the paths and receivers with that error.
 //
@@ -38,7 +36,6 @@ std::uint64_t after_ns(double seconds);
 class Progress {
  public:
   explicit Progress(EngineOptions options);
-  ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
@@ -54,7 +51,7 @@ class Progress {
   std::shared_ptr<const Context> context() const { return context_; }
   // One of our remote keys; those of peers look alike.
   const std::string& rkey() const { return probe_->rkey(); }
-  SendWorker& sender() { return *sender_; }
+  SendPaths& paths() { return *paths_; }
   // Address of the new receiver.
   std::string open_receiver(std::uint64_t id);
   void watch_sender(std::uint64_t id, const std::string& address);
@@ -67,28 +64,23 @@ class Progress {
   void start();
   void turn();
   bool run_commands();
-  bool progress_workers(std::uint64_t now);
-  bool progress_worker(Worker& worker, std::uint64_t now);
   void housekeep(std::uint64_t now);
   void lose_senders(std::uint64_t now);
-  void wait_for_events(int timeout_ms);
   bool sleep_allowed() const;
   void stop_step(std::uint64_t now);
   void shut_down() noexcept;
-  void listen(Worker& worker);
-  void unlisten(Worker& worker);
 
   const EngineOptions options_;
   CommandQueue commands_;
   CompletionList completions_;
   RegionTable regions_;
-  int epoll_ = -1;
+  WorkerSet workers_;
 
   std::shared_ptr<const Context> context_;
   // Receives the first write of every path; nobody reads it.
   std::string probe_target_;
   std::unique_ptr<Region> probe_;
-  std::unique_ptr<SendWorker> sender_;
+  std::unique_ptr<SendPaths> paths_;
   std::map<std::uint64_t, std::unique_ptr<ReceiveWorker>> receivers_;
 
   std::uint64_t turns_ = 0;

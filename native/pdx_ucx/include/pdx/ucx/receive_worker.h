@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 
 #include "pdx/ucx/completion_list.h"
@@ -21,17 +22,17 @@ class ReceiveWorker {
     std::uint64_t commit_bytes_max;
   };
 
-  ReceiveWorker(std::uint64_t id, const Context& context, CompletionList& completions,
-                Limits limits);
-  // Force closes the own endpoint, then destroys the worker.
+  ReceiveWorker(std::uint64_t id, const Context& context, WorkerSet& workers,
+                CompletionList& completions, Limits limits);
   ~ReceiveWorker();
   ReceiveWorker(const ReceiveWorker&) = delete;
   ReceiveWorker& operator=(const ReceiveWorker&) = delete;
 
-  Worker& worker() { return worker_; }
+  const Worker& worker() const { return *worker_; }
   std::uint64_t id() const { return id_; }
   // Says which sender has to come, and until when. Our own endpoint to it is opened when its hello
-  // comes, never while a write may be under way. Another sender, or none in time, is a lost one.
+  // comes, never while a write may be under way. Another sender, or none in time, is a lost one; so
+  // is one that comes with a second path.
   void expect(std::string sender_address, std::uint64_t deadline_ns);
   void housekeep(std::uint64_t now_ns);
   // Why the sender is lost; empty while it is not.
@@ -46,20 +47,21 @@ class ReceiveWorker {
   static void on_error(void* receiver, ucp_ep_h handle, ucs_status_t status);
 
   void greet(const std::string& hello);
+  void welcome(std::uint64_t path, const LaneAddress& worker);
   void watch(const LaneAddress& sender);
   void send_welcome(std::uint64_t path);
   void lose(const std::string& reason);
-  void close_watch();
 
   const std::uint64_t id_;
   const Context& context_;
   CompletionList& completions_;
   const Limits limits_;
-  Worker worker_;
+  std::unique_ptr<Worker> worker_;
   ucp_ep_h watch_ = nullptr;
-  // Packed addresses: of the sender that is expected, of the one that came.
+  // Packed addresses: of the sender that is expected, of the one that came and of its worker.
   std::string expected_;
   std::string came_;
+  std::string came_worker_;
   std::uint64_t deadline_ns_ = 0;
   std::deque<std::string> hellos_;
   // Kept until UCX has sent it.

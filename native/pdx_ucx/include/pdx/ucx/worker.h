@@ -1,4 +1,4 @@
-// A UCX worker with its descriptor: what sends and receives on one lane.
+// A UCX worker with its descriptor: what sends or receives on one connection.
 #pragma once
 #include <ucp/api/ucp.h>
 
@@ -8,13 +8,17 @@
 namespace pdx::ucx {
 
 class Context;
+class WorkerSet;
 
 // Threads: the progress thread only.
 class Worker {
  public:
-  explicit Worker(const Context& context);
-  // Destroys the worker and every endpoint on it. When this returns, no write that comes over a
-  // connection of this worker (tcp) can land any more.
+  // It belongs to the set while it lives.
+  // Raises: ResourceError with the UCX status, or when no descriptor is left.
+  Worker(const Context& context, WorkerSet& set);
+  // Destroys the worker and every endpoint on it; what was in flight ends here with its callbacks.
+  // When this returns, no write that comes over a connection of this worker (tcp) can land any
+  // more, and none is made from this process's memory.
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -36,9 +40,17 @@ class Worker {
   std::uint64_t last_event_ns = 0;
 
  private:
+  void learn_descriptor_and_address();
+
+  WorkerSet& set_;
   ucp_worker_h handle_ = nullptr;
   int fd_ = -1;
   std::string address_;
 };
+
+// Force closes an endpoint whose worker is destroyed next, without progress in between. UCX 1.22
+// goes on receiving on a forced tcp connection that both sides had opened; its event handler then
+// works on freed memory when the peer ends it. So the connection has to end with the endpoint.
+void close_with_worker(ucp_ep_h endpoint);
 
 }  // namespace pdx::ucx

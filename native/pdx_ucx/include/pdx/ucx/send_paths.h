@@ -1,4 +1,4 @@
-// The one worker that writes, and its endpoints.
+// The paths of an engine to its receivers.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -6,18 +6,18 @@
 #include <string>
 
 #include "pdx/ucx/endpoint.h"
-#include "pdx/ucx/worker.h"
 
 namespace pdx::ucx {
 
 // Threads: the progress thread only.
-class SendWorker {
+class SendPaths {
  public:
-  SendWorker(const Context& context, CommandQueue& commands, CompletionList& completions,
-             const Window& window, std::string rkey);
+  // `rkey` is one of our remote keys.
+  SendPaths(const Context& context, WorkerSet& workers, CommandQueue& commands,
+            CompletionList& completions, const Window& window, std::string rkey);
 
-  Worker& worker() { return worker_; }
-  // What decode's endpoint connects to.
+  // What this sender calls itself: a lane address that nobody connects to. The hello of each path
+  // carries it, so that decode knows whose path it is.
   const std::string& address() const { return address_; }
 
   void connect(std::uint64_t path, const LaneAddress& address, std::uint64_t deadline_ns);
@@ -36,19 +36,15 @@ class SendWorker {
   bool empty() const { return endpoints_.empty(); }
 
  private:
-  static ucs_status_t on_welcome(void* sender, const void* header, std::size_t header_length,
-                                 void* data, std::size_t length, const ucp_am_recv_param_t* param);
-
   const Context& context_;
+  WorkerSet& workers_;
   CommandQueue& commands_;
   CompletionList& completions_;
   const Window window_;
   // Source of the first write of every path.
   const std::string probe_bytes_;
-  // One of our remote keys.
   const std::string rkey_;
-  Worker worker_;
-  std::string address_;
+  const std::string address_;
   std::map<std::uint64_t, std::unique_ptr<SendEndpoint>> endpoints_;
 };
 

@@ -1,9 +1,9 @@
-// How a path opens and ends; what it sends is in endpoint.cpp.
+// How a path opens; how it ends is in endpoint_end.cpp.
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <utility>
 
-#include "pdx/ucx/command_queue.h"
 #include "pdx/ucx/context.h"
 #include "pdx/ucx/endpoint.h"
 #include "pdx/ucx/status.h"
@@ -25,8 +25,11 @@ void SendEndpoint::open(const LaneAddress& address, std::uint64_t deadline_ns) {
     return;
   }
   try {
+    worker_ = std::make_unique<Worker>(context_, workers_);
+    worker_->on_message(kWelcomeMessage, &SendEndpoint::on_welcome, this);
     create_handle(address);
     write_probe(address);
+    wake();
   } catch (const ResourceError& error) {
     open_error_ = error.what();
   }
@@ -40,7 +43,11 @@ void SendEndpoint::create_handle(const LaneAddress& address) {
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &SendEndpoint::on_error;
   params.err_handler.arg = this;
-  check(ucp_ep_create(worker_.handle(), &params, &handle_), "connecting to the receiver");
+  const ucs_status_t status = ucp_ep_create(worker_->handle(), &params, &handle_);
+  if (status != UCS_OK) {
+    handle_ = nullptr;
+    check(status, "connecting to the receiver");
+  }
 }
 
 // The first put and flush open the connection and show whether writes are allowed at all.
@@ -62,7 +69,11 @@ void SendEndpoint::write_probe(const LaneAddress& address) {
 }
 
 void SendEndpoint::say_hello() {
-  hello_ = pack_hello(id_, send_address_);
+  LaneAddress own;
+  own.ucx_major = context_.runtime().major;
+  own.ucx_minor = context_.runtime().minor;
+  own.worker = worker_->address();
+  hello_ = Hello{id_, send_address_, own.pack()}.pack();
   ucp_request_param_t param{};
   param.op_attr_mask =
       UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
@@ -72,9 +83,19 @@ void SendEndpoint::say_hello() {
   opening_in_flight_ = 1;
   open_step(
       ucp_am_send_nbx(handle_, kHelloMessage, nullptr, 0, hello_.data(), hello_.size(), &param));
+  wake();
 }
 
-void SendEndpoint::welcome() { welcomed_ = true; }
+ucs_status_t SendEndpoint::on_welcome(void* endpoint, const void* /*header*/,
+                                      std::size_t /*header_length*/, void* data, std::size_t length,
+                                      const ucp_am_recv_param_t* param) {
+  auto& self = *static_cast<SendEndpoint*>(endpoint);
+  const bool whole = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0;
+  // What is no welcome of this path is not heard: then the path ends at its deadline.
+  self.welcomed_ = self.welcomed_ || (whole && std::string(static_cast<const char*>(data),
+                                                           length) == pack_welcome(self.id_));
+  return UCS_OK;
+}
 
 void SendEndpoint::open_step(ucs_status_ptr_t request) {
   if (UCS_PTR_IS_PTR(request)) {
@@ -138,98 +159,7 @@ void SendEndpoint::opened() {
   for (const auto& [number, transfer] : generations_) {
     settle(*transfer);
   }
-}
-
-void SendEndpoint::check_deadlines(std::uint64_t now_ns) {
-  if (state_ == State::Opening && now_ns > open_deadline_ns_) {
-    open_error_ = status_text(UCS_ERR_TIMED_OUT) + ": the receiver did not answer in time";
-  }
-  if (cancelling_ == 0 || state_ != State::Open) {
-    return;
-  }
-  for (const auto& [number, transfer] : generations_) {
-    if (transfer->cancelling && transfer->cancel_deadline_ns != 0 &&
-        now_ns > transfer->cancel_deadline_ns) {
-      end_reason_ = status_text(UCS_ERR_TIMED_OUT) + ": generation " + std::to_string(number) +
-                    " was cancelled and did not drain in time";
-      return;
-    }
-  }
-}
-
-void SendEndpoint::housekeep(std::uint64_t now_ns, std::uint64_t turn) {
-  if (state_ == State::Opening || cancelling_ > 0) {
-    check_deadlines(now_ns);
-  }
-  if (state_ == State::Opening && open_error_.empty() && opening_in_flight_ == 0) {
-    if (hello_.empty()) {
-      say_hello();
-    } else if (welcomed_) {
-      opened();
-    }
-  }
-  if (state_ == State::Opening && end_reason_.empty()) {
-    end_reason_ = open_error_;
-  }
-  if ((state_ == State::Opening || state_ == State::Open) && !end_reason_.empty()) {
-    close_turn_ = turn;
-    begin_close();
-  }
-  if (dirty_) {
-    sweep();
-  }
-  if (state_ == State::Closing) {
-    finish_close(turn);
-  }
-}
-
-void SendEndpoint::begin_close() {
-  commands_.close_gate(id_);
-  undrained_ = undrained_ || puts_in_flight_ > 0 || flushes_in_flight_ > 0;
-  state_ = State::Closing;
-  if (!open_reported_) {
-    open_reported_ = true;
-    completions_.push({.event = Event::PathOpened, .id = id_, .data = {}, .error = end_reason_});
-  }
-  for (const auto& [number, transfer] : generations_) {
-    drop_unposted(*transfer, end_reason_);
-    settle(*transfer);
-    transfer->cancelling = false;
-  }
-  cancelling_ = 0;
-  dirty_ = true;
-  if (handle_ != nullptr) {
-    ucp_request_param_t param{};
-    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-    param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-    close_request_ = ucp_ep_close_nbx(handle_, &param);
-  }
-}
-
-void SendEndpoint::finish_close(std::uint64_t turn) {
-  if (UCS_PTR_IS_PTR(close_request_)) {
-    if (ucp_request_check_status(close_request_) == UCS_INPROGRESS) {
-      return;
-    }
-    ucp_request_free(close_request_);
-    close_request_ = nullptr;
-  }
-  // Commands taken before the gate closed run in the turn after; they still get their answers.
-  if (puts_in_flight_ + flushes_in_flight_ + commits_in_flight_ + opening_in_flight_ > 0 ||
-      turn < close_turn_ + 2) {
-    return;
-  }
-  sweep();
-  keys_.clear();
-  state_ = State::Gone;
-  // cma writes are made by this very thread: none is under way once their requests have ended.
-  // On a network, bytes already handed to it may still be written.
-  const bool drained = !undrained_ || context_.lane() == "cma";
-  completions_.push({.event = Event::PathClosed,
-                     .id = id_,
-                     .drained = drained,
-                     .data = {},
-                     .error = end_reason_});
+  wake();
 }
 
 }  // namespace pdx::ucx
