@@ -129,6 +129,29 @@ void a_path_forced_while_it_writes_harms_nothing() {
   }
 }
 
+void a_path_that_ends_while_it_opens_harms_nothing() {
+  Engine sender(options(lane));
+  Engine receiver(options(lane));
+  Told sent(sender);
+  for (int round = 0; round < 60; ++round) {
+    const auto [id, address] = receiver.open_receiver();
+    const std::uint64_t path = sender.connect(address, 10.0);
+    std::this_thread::sleep_for(std::chrono::microseconds(150 * round));
+    if (round % 3 == 0) {
+      receiver.close_receiver(id);
+    }
+    if (round % 3 != 1) {
+      sender.close_path(path);
+    }
+    sent.wait("an answer",
+              [=](const auto& done) { return done.event == Event::PathOpened && done.id == path; });
+    sender.close_path(path);
+    sent.wait("its end",
+              [=](const auto& done) { return done.event == Event::PathClosed && done.id == path; });
+    receiver.close_receiver(id);
+  }
+}
+
 void a_second_path_to_a_receiver_is_refused() {
   Pair pair(1 << 20);
   const std::uint64_t second = pair.sender.connect(pair.receiver_address, 10.0);
@@ -258,6 +281,7 @@ int main(int count, char** arguments) {
   RUN(closing_a_path_ends_its_tickets);
   RUN(a_path_closed_while_it_writes_harms_nothing);
   RUN(a_path_forced_while_it_writes_harms_nothing);
+  RUN(a_path_that_ends_while_it_opens_harms_nothing);
   RUN(a_second_path_to_a_receiver_is_refused);
   RUN(a_closed_sender_is_lost);
   RUN(a_receiver_that_is_not_there_is_told_in_time);

@@ -179,6 +179,7 @@ void settings_are_checked_here() {
   const LaneSettings tcp{.lane = "tcp", .net_devices = "lo", .tcp_port_range = "20000-20100"};
   const auto all = settings_for(tcp, 1, 22);
   CHECK(value(all, "RNDV_THRESH") == "inf" && value(all, "PROTO_EMULATION_ENABLE") == "n");
+  CHECK(value(all, "TCP_CONN_NB") == "y");
   CHECK(value(all, "TLS") == "tcp" && value(all, "NET_DEVICES") == "lo");
   CHECK(value(all, "TCP_USER_TIMEOUT") == "5.000s");
   // Unknown there.

@@ -9,8 +9,8 @@
 namespace pdx::ucx {
 namespace {
 
-// Of UCX's own work; far more than it takes.
-constexpr std::uint64_t kQuietTurns = 1000;
+// UCX takes one or two to empty the queue of an endpoint.
+constexpr std::uint64_t kQuietTurns = 256;
 
 }  // namespace
 
@@ -72,12 +72,8 @@ void SendEndpoint::housekeep(std::uint64_t now_ns, std::uint64_t turn) {
   if (state_ == State::Opening || state_ == State::Leaving || cancelling_ > 0) {
     check_deadlines(now_ns);
   }
-  if (state_ == State::Opening && open_error_.empty() && opening_in_flight_ == 0) {
-    if (hello_.empty()) {
-      say_hello();
-    } else if (welcomed_) {
-      opened();
-    }
+  if (state_ == State::Opening && open_error_.empty()) {
+    open_further();
   }
   if (state_ == State::Opening && end_reason_.empty()) {
     end_reason_ = open_error_;
@@ -110,19 +106,18 @@ void SendEndpoint::begin_close() {
   dirty_ = true;
 }
 
-// On cma UCX 1.22 aborts the process when the worker of an endpoint with queued copies ends, and
-// flushes queue there too. The copies are made by this thread whatever the peer does, so they end
-// by themselves; a flush, or the first write, may wait for the peer and gets some turns only, in
-// which what was queued for it is done.
+// On cma UCX 1.22 aborts the process when the worker of an endpoint ends while copies are queued on
+// it, or flushes behind them. The copies are made by this thread whatever the peer does, so they
+// end by themselves; then the queue empties within a few turns, and nothing is put there any more.
 bool SendEndpoint::worker_may_end(std::uint64_t turn) {
-  if (context_.lane() != "cma") {
+  if (context_.lane() != "cma" || worker_ == nullptr) {
     return true;
   }
   if (puts_in_flight_ > 0) {
     return false;
   }
   quiet_turn_ = quiet_turn_ == 0 ? turn : quiet_turn_;
-  return flushes_in_flight_ + opening_in_flight_ == 0 || turn > quiet_turn_ + kQuietTurns;
+  return turn > quiet_turn_ + kQuietTurns;
 }
 
 void SendEndpoint::end_worker() {

@@ -28,8 +28,8 @@ void SendEndpoint::open(const LaneAddress& address, std::uint64_t deadline_ns) {
     worker_ = std::make_unique<Worker>(context_, workers_);
     worker_->on_message(kWelcomeMessage, &SendEndpoint::on_welcome, this);
     create_handle(address);
-    write_probe(address);
-    wake();
+    probe_ = address.probe;
+    connect();
   } catch (const ResourceError& error) {
     open_error_ = error.what();
   }
@@ -50,21 +50,56 @@ void SendEndpoint::create_handle(const LaneAddress& address) {
   }
 }
 
-// The first put and flush open the connection and show whether writes are allowed at all.
-void SendEndpoint::write_probe(const LaneAddress& address) {
-  const auto key = std::make_shared<RemoteKey>(handle_, address.probe.rkey);
-  keys_[address.probe.rkey] = key;
+void SendEndpoint::open_further() {
+  if (opening_in_flight_ + puts_in_flight_ > 0 || (step_ == Step::Hello && !welcomed_)) {
+    return;
+  }
+  try {
+    if (step_ == Step::Connect) {
+      step_ = Step::Probe;
+      write_probe();
+    } else if (step_ == Step::Probe) {
+      step_ = Step::Hello;
+      say_hello();
+    } else {
+      opened();
+    }
+  } catch (const ResourceError& error) {
+    open_error_ = error.what();
+  }
+  wake();
+}
+
+// No write is posted before: one that waits for its connection could not be told from one that is
+// being made, when the path ends.
+void SendEndpoint::connect() {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.send = &SendEndpoint::on_open;
+  param.user_data = this;
+  open_step(ucp_ep_flush_nbx(handle_, &param));
+  wake();
+}
+
+void SendEndpoint::write_probe() {
+  const auto key = std::make_shared<RemoteKey>(handle_, probe_.rkey);
+  keys_[probe_.rkey] = key;
   ucp_request_param_t param{};
   param.op_attr_mask =
       UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-  param.cb.send = &SendEndpoint::on_open;
   param.user_data = this;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
+  param.cb.send = &SendEndpoint::on_probe;
   const std::uint64_t length =
-      std::min<std::uint64_t>(probe_bytes_.size(), address.probe.range.length_bytes);
-  opening_in_flight_ = 2;
-  open_step(ucp_put_nbx(handle_, probe_bytes_.data(), length, address.probe.range.address,
-                        key->handle(), &param));
+      std::min<std::uint64_t>(probe_bytes_.size(), probe_.range.length_bytes);
+  ++puts_in_flight_;
+  const ucs_status_ptr_t request = ucp_put_nbx(handle_, probe_bytes_.data(), length,
+                                               probe_.range.address, key->handle(), &param);
+  if (!UCS_PTR_IS_PTR(request)) {
+    --puts_in_flight_;
+    end_of_step(UCS_PTR_STATUS(request));
+  }
+  param.cb.send = &SendEndpoint::on_open;
   open_step(ucp_ep_flush_nbx(handle_, &param));
 }
 
@@ -80,10 +115,8 @@ void SendEndpoint::say_hello() {
   param.flags = UCP_AM_SEND_FLAG_EAGER;
   param.cb.send = &SendEndpoint::on_open;
   param.user_data = this;
-  opening_in_flight_ = 1;
   open_step(
       ucp_am_send_nbx(handle_, kHelloMessage, nullptr, 0, hello_.data(), hello_.size(), &param));
-  wake();
 }
 
 ucs_status_t SendEndpoint::on_welcome(void* endpoint, const void* /*header*/,
@@ -99,11 +132,15 @@ ucs_status_t SendEndpoint::on_welcome(void* endpoint, const void* /*header*/,
 
 void SendEndpoint::open_step(ucs_status_ptr_t request) {
   if (UCS_PTR_IS_PTR(request)) {
-    return;
+    ++opening_in_flight_;
+  } else {
+    end_of_step(UCS_PTR_STATUS(request));
   }
-  --opening_in_flight_;
-  if (UCS_PTR_STATUS(request) != UCS_OK && open_error_.empty()) {
-    open_error_ = "first write to the receiver: " + status_text(UCS_PTR_STATUS(request));
+}
+
+void SendEndpoint::end_of_step(ucs_status_t status) {
+  if (status != UCS_OK && open_error_.empty()) {
+    open_error_ = "first write to the receiver: " + status_text(status);
   }
 }
 
@@ -111,9 +148,14 @@ void SendEndpoint::on_open(void* request, ucs_status_t status, void* endpoint) {
   ucp_request_free(request);
   auto& self = *static_cast<SendEndpoint*>(endpoint);
   --self.opening_in_flight_;
-  if (status != UCS_OK && self.open_error_.empty()) {
-    self.open_error_ = "first write to the receiver: " + status_text(status);
-  }
+  self.end_of_step(status);
+}
+
+void SendEndpoint::on_probe(void* request, ucs_status_t status, void* endpoint) {
+  ucp_request_free(request);
+  auto& self = *static_cast<SendEndpoint*>(endpoint);
+  --self.puts_in_flight_;
+  self.end_of_step(status);
 }
 
 void SendEndpoint::on_error(void* endpoint, ucp_ep_h /*handle*/, ucs_status_t status) {
@@ -159,7 +201,6 @@ void SendEndpoint::opened() {
   for (const auto& [number, transfer] : generations_) {
     settle(*transfer);
   }
-  wake();
 }
 
 }  // namespace pdx::ucx

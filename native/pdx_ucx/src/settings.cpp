@@ -86,6 +86,10 @@ std::vector<Setting> settings_for(const LaneSettings& lane, unsigned ucx_major,
   all.push_back({"TCP_KEEPIDLE", "2s"});
   all.push_back({"TCP_KEEPINTVL", "1s"});
   all.push_back({"TCP_KEEPCNT", "3"});
+  // A connection is made while the thread goes on: one to a host that does not answer would hold up
+  // every path. And UCX 1.22 ends the process when a peer that has just begun to close resets a
+  // connection that is made at once.
+  all.push_back({"TCP_CONN_NB", "y"});
   add_newer(all, lane, ucx_major, ucx_minor);
   if (lane.lane == "cma") {
     // Messages and liveness by tcp (a killed peer is seen at once, a zombie too); puts cannot go

@@ -33,11 +33,12 @@ inline constexpr unsigned kCommitMessage = 1;
 inline constexpr unsigned kHelloMessage = 2;
 inline constexpr unsigned kWelcomeMessage = 3;
 
-// Opening: a first write to the receiver's probe and its flush show that writes work; then the
-// hello, which carries this path's number, the sender's address and that of this path's worker. The
-// receiver opens its own endpoint to that worker and answers with the welcome; only then is the
-// path open. The order matters: UCX 1.22 crashes at the receiver when an endpoint is made to a tcp
-// peer whose write is just coming in, so none may be under way until the receiver has its endpoint.
+// Opening: a flush makes the connection; a first write to the receiver's probe and its flush show
+// that writes work; then the hello, which carries this path's number, the sender's address and that
+// of this path's worker. The receiver opens its own endpoint to that worker and answers with the
+// welcome; only then is the path open. The order matters: UCX 1.22 crashes at the receiver when an
+// endpoint is made to a tcp peer whose write is just coming in, so none may be under way until the
+// receiver has its endpoint.
 //
 // Opening > Open > Leaving > Closing > Gone, or from any of the first three to Closing. Leaving:
 // our side ends the path; nothing new is written, and what is in flight may land for a short while.
@@ -97,14 +98,18 @@ class SendEndpoint {
   static void on_flush(void* request, ucs_status_t status, void* batch);
   static void on_commit(void* request, ucs_status_t status, void* commit);
   static void on_open(void* request, ucs_status_t status, void* endpoint);
+  static void on_probe(void* request, ucs_status_t status, void* endpoint);
   static void on_error(void* endpoint, ucp_ep_h handle, ucs_status_t status);
   static ucs_status_t on_welcome(void* endpoint, const void* header, std::size_t header_length,
                                  void* data, std::size_t length, const ucp_am_recv_param_t* param);
 
   void create_handle(const LaneAddress& address);
-  void write_probe(const LaneAddress& address);
+  void open_further();
+  void connect();
+  void write_probe();
   void say_hello();
   void open_step(ucs_status_ptr_t request);
+  void end_of_step(ucs_status_t status);
   void opened();
   std::string transports() const;
 
@@ -149,7 +154,7 @@ class SendEndpoint {
   State state_ = State::Opening;
   std::unique_ptr<Worker> worker_;
   ucp_ep_h handle_ = nullptr;
-  // Turns in which it had no put in flight any more, and in which its worker was destroyed.
+  // Turns in which it had no write in flight any more, and in which its worker was destroyed.
   std::uint64_t quiet_turn_ = 0;
   std::uint64_t end_turn_ = 0;
   std::uint64_t open_deadline_ns_ = 0;
@@ -158,7 +163,9 @@ class SendEndpoint {
   // First reason why this path ends at once; empty while it does not.
   std::string end_reason_;
   std::string open_error_;
-  // Kept until UCX has sent it; empty: not said yet.
+  enum class Step { Connect, Probe, Hello } step_ = Step::Connect;
+  RemoteRange probe_{};
+  // Kept until UCX has sent it.
   std::string hello_;
   bool welcomed_ = false;
   bool open_reported_ = false;
