@@ -1,7 +1,7 @@
 """The UCX lanes between two processes: bytes, commits, and the death of either side.
 
-Run as a script, this file is the other process: `receive LANE`, `send LANE`, `cut LANE HOW SEED`
-or `race LANE`.
+Run as a script, this file is the other process: `receive LANE`, `send LANE`, `cut LANE HOW SEED`,
+`undecided LANE SEED` or `race LANE`.
 """
 
 from __future__ import annotations
@@ -150,6 +150,26 @@ def cut(lane, how, seed):
         wait_for(sender, PathClosed, seen)
         assert [event for event in seen if isinstance(event, Posted)]
         time.sleep(0.02 * rng.integers(2))
+        receiver.close_receiver(peer)
+    sender.close(5.0)
+    receiver.close(5.0)
+
+
+def undecided(lane, seed):
+    """Child: paths that end, or whose receivers do, while they open."""
+    rng = np.random.default_rng(int(seed))
+    sender, receiver = fabric(lane), fabric(lane)
+    for number in range(40):
+        peer, seen = bytes([number]), []
+        path = sender.connect(peer, receiver.open_receiver(peer), 10.0)
+        time.sleep(rng.random() * 0.01)
+        if number % 3 == 0:
+            receiver.close_receiver(peer)
+        if number % 3 != 1:
+            path.close()
+        if not wait_for(sender, PathOpened, seen).error:
+            path.close()
+            wait_for(sender, PathClosed, seen)
         receiver.close_receiver(peer)
     sender.close(5.0)
     receiver.close(5.0)
@@ -454,6 +474,12 @@ def test_a_path_that_ends_while_it_writes_harms_neither_process(lane, how):
         runs_to_its_end("cut", lane, how, str(seed))
 
 
+@lanes
+def test_a_path_that_ends_while_it_opens_harms_neither_process(lane):
+    for seed in range(2):
+        runs_to_its_end("undecided", lane, str(seed))
+
+
 def test_a_post_may_race_with_close():
     runs_to_its_end("race", "tcp")
 
@@ -470,4 +496,6 @@ def test_a_receiver_that_does_not_answer_is_told_in_time(start_fabric):
 
 
 if __name__ == "__main__":
-    {"receive": receive, "send": send, "cut": cut, "race": race}[sys.argv[1]](*sys.argv[2:])
+    {"receive": receive, "send": send, "cut": cut, "undecided": undecided, "race": race}[
+        sys.argv[1]
+    ](*sys.argv[2:])
