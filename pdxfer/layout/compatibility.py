@@ -14,10 +14,14 @@ from pdxfer.layout.differences import Difference, differences_of, parts_of, shar
 from pdxfer.layout.validation import RELAYOUT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pdxfer.layout.kv_layout import KVLayout
     from pdxfer.layout.planes import Plane
 
-_ALLOW: Final = 'Set relayout="allow" on both sides, or run the same layout on both.'
+_ALIKE: Final = "Whole pages move between two sides that are alike in it."
+_IN_THE_TEXT: Final = ("regions", "item_lens", "attention_tp")
+"""What a documented text names with both values itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +57,51 @@ def check_pair(source: Side, destination: Side) -> None:
         destination_all_layers=destination.all_layers,
     )
     strict = "never" in (source.relayout, destination.relayout)
+    remedy = "" if found else _remedy(source, destination)
     if strict and (source.layout.unified_memory or destination.layout.unified_memory):
-        _check_envelopes(source, destination, found)
+        _check_envelopes(source, destination, found, remedy)
     if strict:
         found = found + _strict_differences(source, destination)
     if found:
-        raise _refusal(" ".join(difference.text for difference in found), found)
+        raise _refusal(found, *(difference.text for difference in found), remedy)
     if strict:
-        _check_same_order(source.layout, destination.layout, ignored)
+        _check_same_order(source.layout, destination.layout, ignored, remedy)
 
 
-def _refusal(text: str, found: tuple[Difference, ...]) -> LayoutMismatchError:
+def _refusal(found: tuple[Difference, ...], *sentences: str) -> LayoutMismatchError:
+    text = " ".join(filter(None, sentences))
     return LayoutMismatchError(text, fields={d.field: d.values for d in found})
 
 
-def _check_envelopes(source: Side, destination: Side, found: tuple[Difference, ...]) -> None:
-    """The documented refusals of whole envelopes, to the letter."""
+def _remedy(source: Side, destination: Side) -> str:
+    """What helps a strict pair whose bytes mean the same; empty where no side says `never`."""
+    said = (("prefill", source.relayout), ("decode", destination.relayout))
+    sides = [name for name, relayout in said if relayout == "never"]
+    if not sides:
+        return ""
+    return (
+        f'{" and ".join(sides)} {"says" if len(sides) == 1 else "say"} relayout="never" (the '
+        "default of page-major and unified caches), so nothing is converted. Set "
+        'relayout="allow" on both sides, that is on both clients, and the planner converts; or '
+        "run the same layout on both."
+    )
+
+
+def _check_envelopes(
+    source: Side, destination: Side, found: tuple[Difference, ...], remedy: str
+) -> None:
+    """The documented refusals of whole envelopes, to the letter, then what differs."""
     prefill, decode = source.layout, destination.layout
     if source.attention_tp != destination.attention_tp:
         tp = _difference("attention_tp", source.attention_tp, destination.attention_tp)
         raise _refusal(
+            (tp, *_page_sizes(prefill, decode), *found),
             "--enable-unified-memory does not support different prefill / decode attention TP "
             f"sizes (prefill={source.attention_tp}, decode={destination.attention_tp}): the "
             "whole-envelope state cannot be TP-resliced.",
-            (tp, *found),
+            *_named(_page_sizes(prefill, decode)),
+            *(difference.text for difference in found),
+            remedy,
         )
     if not (source.all_layers and destination.all_layers) and not shared_keys(prefill, decode):
         # Pipeline stages that owe each other nothing: no envelope moves between them.
@@ -98,12 +123,22 @@ def _check_envelopes(source: Side, destination: Side, found: tuple[Difference, .
         f"with item_len={theirs}. With --enable-unified-memory both sides must enable it and use "
         "the same page size and model spec."
     )
+    hidden: tuple[Difference, ...] = ()
     if len(prefill.regions) == len(decode.regions) and prefill.item_lens[0] == theirs:
         # The documented text has one number of decode's, which is no different here.
-        found = (*(d for d in differing if d.field == "item_lens"), *found)
-    if found:
-        text += " " + " ".join(difference.text for difference in found)
-    raise _refusal(text, differing)
+        hidden = tuple(d for d in differing if d.field == "item_lens")
+    raise _refusal(
+        differing,
+        text,
+        *(difference.text for difference in (*hidden, *found)),
+        *_named(d for d in differing if d not in found),
+        remedy,
+    )
+
+
+def _named(differences: Iterable[Difference]) -> list[str]:
+    """Fields that a documented text does not name, with both values."""
+    return [f"{d.field}: {d.values}." for d in differences if d.field not in _IN_THE_TEXT]
 
 
 def _same_envelopes(prefill: KVLayout, decode: KVLayout) -> bool:
@@ -144,10 +179,12 @@ def _page_sizes(prefill: KVLayout, decode: KVLayout) -> tuple[Difference, ...]:
 
 
 def _difference(field: str, prefill: object, decode: object) -> Difference:
-    return Difference(field=field, prefill=str(prefill), decode=str(decode), remedy=_ALLOW)
+    return Difference(field=field, prefill=str(prefill), decode=str(decode), remedy=_ALIKE)
 
 
-def _check_same_order(prefill: KVLayout, decode: KVLayout, ignored: frozenset[str]) -> None:
+def _check_same_order(
+    prefill: KVLayout, decode: KVLayout, ignored: frozenset[str], remedy: str
+) -> None:
     """Envelopes of equal size may still hold their cells in another order."""
     if not shared_keys(prefill, decode):
         return
@@ -163,17 +200,19 @@ def _check_same_order(prefill: KVLayout, decode: KVLayout, ignored: frozenset[st
             group, part, layer = key
             field = f"inner order at group {group}, part {part}, layer {layer}"
             raise _refusal(
-                f"KV layout mismatch: {field}: prefill has {mine}, decode has {theirs}. {_ALLOW}",
                 (_difference(field, mine, theirs),),
+                f"KV layout mismatch: {field}: prefill has {mine}, decode has {theirs}.",
+                remedy,
             )
     if any(
         _share_heads(p, decode.planes_by_key.get(k, ())) for k, p in prefill.planes_by_key.items()
     ):
         names = (prefill.fingerprint.hex()[:16], decode.fingerprint.hex()[:16])
         raise _refusal(
-            f"KV layout mismatch: fingerprint: prefill has {names[0]} with parts "
-            f"{parts_of(prefill)}, decode has {names[1]} with parts {parts_of(decode)}. {_ALLOW}",
             (_difference("fingerprint", *names),),
+            f"KV layout mismatch: fingerprint: prefill has {names[0]} with parts "
+            f"{parts_of(prefill)}, decode has {names[1]} with parts {parts_of(decode)}.",
+            remedy,
         )
 
 

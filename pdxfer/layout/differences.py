@@ -76,7 +76,10 @@ def differences_of(
     found += _dtype_differences(prefill, decode, ignored)
     mine, theirs = _layers_by_part(prefill, ignored), _layers_by_part(decode, ignored)
     lacks = _Lacks(source_all_layers, destination_all_layers)
-    found += _part_differences(mine, theirs, lacks)
+    named_in_vain = set(ignored) - {
+        key[1] for side in (prefill, decode) for key in side.planes_by_key
+    }
+    found += _part_differences(mine, theirs, lacks, named_in_vain)
     found += _layer_differences(mine, theirs, lacks)
     found += _cell_differences(prefill, decode, ignored)
     return tuple(found)
@@ -137,16 +140,23 @@ def _layers_by_part(layout: KVLayout, ignored: Collection[str]) -> dict[tuple[st
 
 
 def _part_differences(
-    mine: dict[tuple[str, str], list[int]], theirs: dict[tuple[str, str], list[int]], lacks: _Lacks
+    mine: dict[tuple[str, str], list[int]],
+    theirs: dict[tuple[str, str], list[int]],
+    lacks: _Lacks,
+    named_in_vain: Collection[str],
 ) -> list[Difference]:
+    """Args: named_in_vain: ignored parts that neither side has."""
     if not lacks.differ(mine.keys(), theirs.keys()):
         return []
+    remedy = f"{_SAME_MODEL} A part that only one side has must be named in ignore_parts"
+    if named_in_vain:
+        remedy += f"; {_joined(named_in_vain)}, named there, is on neither side"
     return [
         Difference(
             "parts",
             _joined(f"{group}/{part}" for group, part in mine),
             _joined(f"{group}/{part}" for group, part in theirs),
-            remedy=f"{_SAME_MODEL} A part that only one side has must be named in ignore_parts.",
+            remedy=f"{remedy}.",
         )
     ]
 

@@ -32,6 +32,15 @@ SHAPE = {
     "pages": 9,
     "dtype": "bfloat16",
 }
+TP_TEXT = (
+    "--enable-unified-memory does not support different prefill / decode attention TP sizes "
+    "(prefill=4, decode=2): the whole-envelope state cannot be TP-resliced."
+)
+REMEDY = (
+    'relayout="never" (the default of page-major and unified caches), so nothing is converted. Set '
+    'relayout="allow" on both sides, that is on both clients, and the planner converts; or run the '
+    "same layout on both."
+)
 ALL = [token_major, head_major, page_major, unified_entries]
 
 
@@ -123,6 +132,12 @@ class TestMeaning:
         assert "ignore_parts" in str(error)
         assert error.fields["parts"] == "prefill=full/k, full/v, decode=full/latent, full/rope"
 
+    def test_ignored_parts_that_nobody_has_are_named_where_parts_differ(self):
+        source, destination = token_major(**SHAPE), token_major(**SHAPE, group="swa")
+        with pytest.raises(LayoutMismatchError, match="zz, named there, is on neither side"):
+            check_pair(Side(source, 1, "allow", ("zz",)), Side(destination, 1, "allow"))
+        check_pair(Side(source, 1, "allow", ("zz",)), Side(source, 1, "allow"))
+
     def test_ignored_parts_are_not_compared(self):
         source, destination = token_major(**SHAPE), token_major(**SHAPE, v_head_dim=4)
         refusal(source, destination)
@@ -166,7 +181,11 @@ class TestWholeEnvelope:
         source, destination = page_major(**SHAPE), page_major(**{**SHAPE, "page_size": 8})
         with pytest.raises(LayoutMismatchError) as raised:
             check_pair(Side(source, 1, sides[0]), Side(destination, 1, sides[1]))
-        assert str(raised.value) == envelope_text(source, destination)
+        named = {("never", "allow"): "prefill says", ("allow", "never"): "decode says"}
+        assert str(raised.value) == (
+            f"{envelope_text(source, destination)} page_size: prefill=4, decode=8. "
+            f"{named.get(sides, 'prefill and decode say')} {REMEDY}"
+        )
         assert raised.value.fields["page_size"] == "prefill=4, decode=8"
         assert "item_lens=[768], decode has 1 with item_len=1536" in str(raised.value)
 
@@ -176,9 +195,30 @@ class TestWholeEnvelope:
         if turned:
             pair.reverse()
         error = refusal(*pair, relayout="never")
-        assert str(error) == envelope_text(*pair)
         flags = ("False", "True") if turned else ("True", "False")
-        assert error.fields["unified_memory"] == f"prefill={flags[0]}, decode={flags[1]}"
+        values = f"prefill={flags[0]}, decode={flags[1]}"
+        assert str(error) == (
+            f"{envelope_text(*pair)} unified_memory: {values}. prefill says {REMEDY}"
+        )
+        assert error.fields["unified_memory"] == values
+        check_pair(*(Side(layout, 1, "allow") for layout in pair))
+
+    def test_what_no_relayout_can_mend_is_told_without_one(self):
+        pair = [page_major(**SHAPE), token_major(**{**SHAPE, "head_dim": 16, "page_size": 8})]
+        error = refusal(*pair, relayout="never")
+        assert str(error).startswith(envelope_text(*pair))
+        assert "head_dim of full/k: prefill has 8, decode has 16." in str(error)
+        assert "page_size: prefill=4, decode=8." in str(error)
+        assert "relayout" not in str(error)
+        assert error.fields["page_size"] == "prefill=4, decode=8"
+
+    def test_other_attention_tp_and_something_else(self):
+        source = page_major(**SHAPE, total_kv_heads=8)
+        other = {**SHAPE, "kv_heads": 4, "dtype": "float16", "page_size": 8}
+        error = refusal(source, page_major(**other, total_kv_heads=8), relayout="never", tp=(4, 2))
+        assert str(error).startswith(f"{TP_TEXT} page_size: prefill=4, decode=8. KV cache dtype")
+        assert "relayout" not in str(error)
+        assert set(error.fields) == {"attention_tp", "page_size", "dtype"}
 
     def test_only_one_side_is_unified_with_equal_numbers(self):
         source = page_major(**SHAPE)
@@ -191,10 +231,7 @@ class TestWholeEnvelope:
         source = page_major(**SHAPE, total_kv_heads=8)
         destination = page_major(**{**SHAPE, "kv_heads": 4}, total_kv_heads=8)
         error = refusal(source, destination, relayout="never", tp=(4, 2))
-        assert str(error) == (
-            "--enable-unified-memory does not support different prefill / decode attention TP "
-            "sizes (prefill=4, decode=2): the whole-envelope state cannot be TP-resliced."
-        )
+        assert str(error) == f"{TP_TEXT} prefill says {REMEDY}"
         assert error.fields["attention_tp"] == "prefill=4, decode=2"
 
     def test_other_layer_count_is_also_named(self):
@@ -262,11 +299,12 @@ class TestWholeEnvelope:
         error = refusal(
             token_major(**SHAPE), token_major(**{**SHAPE, "page_size": 2}), relayout="never"
         )
-        assert str(error).startswith(
+        assert str(error) == (
             "Page size mismatch: prefill server has page_size=4, but decode server has page_size=2."
-            " Both servers must use the same --page-size value."
+            f" Both servers must use the same --page-size value. prefill says {REMEDY}"
         )
         error = refusal(token_major(**SHAPE), token_major(**SHAPE), relayout="never", tp=(2, 1))
+        assert str(error).endswith(REMEDY)
         assert error.fields == {"attention_tp": "prefill=2, decode=1"}
 
     def test_groups_in_one_buffer_are_one_envelope(self):
@@ -280,7 +318,10 @@ class TestWholeEnvelope:
 
         check_pair(Side(shared(4), 1, "never"), Side(shared(4), 1, "never"))
         error = refusal(shared(4), shared(2), relayout="never")
-        assert str(error) == envelope_text(shared(4), shared(2))
+        assert str(error) == (
+            f"{envelope_text(shared(4), shared(2))} page_size of full: prefill=4, decode=2. "
+            f"page_size of swa: prefill=4, decode=2. prefill says {REMEDY}"
+        )
 
 
 def twice_as_wide(layout):
@@ -329,14 +370,14 @@ class TestSeveralEnvelopes:
 
     def test_other_attention_tp(self, layout):
         error = refusal(layout, layout, relayout="never", tp=(4, 2))
-        assert str(error) == (
-            "--enable-unified-memory does not support different prefill / decode attention TP "
-            "sizes (prefill=4, decode=2): the whole-envelope state cannot be TP-resliced."
-        )
+        assert str(error) == f"{TP_TEXT} prefill says {REMEDY}"
 
     def test_only_one_side_is_unified(self, layout):
         error = refusal(layout, dataclasses.replace(layout, unified_memory=False), relayout="never")
-        assert str(error) == envelope_text(layout, layout)
+        assert str(error) == (
+            f"{envelope_text(layout, layout)} unified_memory: prefill=True, decode=False. "
+            f"prefill says {REMEDY}"
+        )
         assert error.fields == {"unified_memory": "prefill=True, decode=False"}
 
     def test_one_envelope_against_several(self, layout):
