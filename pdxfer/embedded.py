@@ -19,7 +19,9 @@ import uvloop
 from pdxfer import limits
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.run import run_agent
-from pdxfer.errors import DaemonUnavailableError
+from pdxfer.errors import ConfigError, DaemonUnavailableError
+
+__all__ = ["AgentConfig", "EmbeddedAgent", "decode_agent", "prefill_agent"]
 
 
 class EmbeddedAgent:
@@ -83,10 +85,26 @@ class EmbeddedAgent:
 
 
 def prefill_agent(config: AgentConfig | None = None) -> EmbeddedAgent:
-    """Run a prefill agent in this process; `config` None: loopback, a free port, all lanes."""
-    return EmbeddedAgent(config or AgentConfig(role="prefill", socket_path=""))
+    """Run a prefill agent in this process; `config` None: loopback, a free port, all lanes.
+
+    Raises: ConfigError: no configuration of a prefill agent, or a setting that is wrong.
+    """
+    return EmbeddedAgent(_of_role("prefill", config))
 
 
 def decode_agent(config: AgentConfig | None = None) -> EmbeddedAgent:
-    """Run a decode agent in this process; `config` None: all lanes."""
-    return EmbeddedAgent(config or AgentConfig(role="decode", socket_path=""))
+    """Run a decode agent in this process; `config` None: all lanes.
+
+    Raises: ConfigError: no configuration of a decode agent, or a setting that is wrong.
+    """
+    return EmbeddedAgent(_of_role("decode", config))
+
+
+def _of_role(role: str, config: AgentConfig | None) -> AgentConfig:
+    given: object = AgentConfig(role=role, socket_path="") if config is None else config
+    if not isinstance(given, AgentConfig) or given.role != role:
+        raise ConfigError(
+            f"config={given!r}: must be an AgentConfig of pdxfer.embedded with role={role!r}, or "
+            "None"
+        )
+    return given

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pdxfer import limits
+from pdxfer.client.arguments import check_event
 from pdxfer.client.async_client import AsyncClient
 from pdxfer.client.async_transfer import AsyncTransfer
 from pdxfer.client.record import SendingRecord
@@ -55,6 +56,7 @@ class AsyncSending(SendingRecord, AsyncTransfer):
             TimeoutError: `after` is not done; nothing was sent, the transfer goes on.
             And what `Sending.send` raises.
         """
+        check_event(after, "query")
         await self._check_open()
         chunk = chunk_message(
             self._client.layout,

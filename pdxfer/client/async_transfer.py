@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from pdxfer.client.arguments import check_patience
 from pdxfer.client.async_channel import Bell
 from pdxfer.client.record import BAD, Commit, Owner, TransferRecord, check_until
 from pdxfer.errors import PdxferError
@@ -70,6 +71,7 @@ class AsyncTransfer(TransferRecord):
             TimeoutError: the transfer goes on.
         """
         check_until(until)
+        check_patience(timeout_s)
         channel = self._channel
         if not self._ended(until):
             channel.collect()

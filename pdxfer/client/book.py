@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 from pdxfer import limits
+from pdxfer.client.arguments import (
+    check_cache,
+    check_seconds,
+    check_worker,
+    socket_path_of,
+)
 from pdxfer.client.cache import Cache, EmbeddedAgent, describe_memory, hold_cache, release_cache
 from pdxfer.client.line import Line
-from pdxfer.client.pages import check_seconds
 from pdxfer.client.record import TransferRecord
 from pdxfer.client.requests import check_hello, rank_info
 from pdxfer.errors import (
-    ConfigError,
     LocalProtocolError,
     PdxferError,
     RemoteProtocolError,
@@ -42,8 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pdxfer.layout import Rank
-
-RELAYOUT: Final = (None, "allow", "never")
 
 R = TypeVar("R", bound=TransferRecord)
 L = TypeVar("L", bound=Line)
@@ -93,8 +95,9 @@ class Book(Generic[R, L]):
         timeout_s: float,
     ) -> None:
         """Check the arguments; those of `Client`."""
-        if relayout not in RELAYOUT:
-            raise ConfigError(f"relayout={relayout!r}: must be 'allow', 'never' or None")
+        self._socket_path = socket_path_of(agent)
+        check_worker(rank, instance, relayout, ignore_parts)
+        check_cache(cache)
         self.timeout_s = check_seconds("timeout_s", timeout_s)
         self.cache = cache
         self.layout = cache.layout
@@ -112,8 +115,6 @@ class Book(Generic[R, L]):
         self._closed = False
         self._hello: AgentHello | None = None
         self._agent = None if isinstance(agent, (str, os.PathLike)) else agent
-        path = os.fspath(agent) if isinstance(agent, (str, os.PathLike)) else agent.socket_path
-        self._socket_path = path
         memory, self._fds = describe_memory(cache, embedded=self._agent is not None)
         self._attach = AttachWorker(
             instance=instance,

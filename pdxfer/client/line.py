@@ -140,8 +140,14 @@ def not_connected(socket_path: str, error: OSError) -> PdxferError:
     """Connecting failed at once."""
     if error.errno is None:
         return ConfigError(f"socket_path={socket_path}: {error}")
+    remedy = (
+        "Only its own user, and those of its allowed_uids, may attach"
+        if isinstance(error, PermissionError)
+        else "Start pdxfer-prefill or pdxfer-decode, or give the client the socket path of the one "
+        "that runs: its setting socket_path, `socket` in its ready file"
+    )
     return DaemonUnavailableError(
-        f"no agent at socket_path={socket_path}: {error.strerror}", retryable=True
+        f"no agent at socket_path={socket_path}: {error.strerror}. {remedy}", retryable=True
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from pdxfer import limits
+from pdxfer.client.arguments import shown
 from pdxfer.errors import ConfigError, ResourceError
 from pdxfer.layout import Pages, as_group_pages, check_page_ids
 from pdxfer.wire.messages import GroupPages
@@ -81,7 +83,12 @@ def check_covers(layout: KVLayout, groups: Mapping[str, Pages], tokens: int) -> 
 
 def check_layers(layout: KVLayout, layers: Iterable[int]) -> list[int]:
     """The layers in order, each once. Raises: ConfigError naming those the cache does not have."""
-    chosen = {int(layer) for layer in layers}
+    try:
+        chosen = {operator.index(layer) for layer in layers}
+    except TypeError as error:
+        raise ConfigError(
+            f"layers={shown(layers)}: must be global layer ids, such as [0, 1], or None for all"
+        ) from error
     if not chosen or not chosen <= set(layout.layers):
         raise ConfigError(
             f"layers={sorted(chosen)}: must be some of this cache's layers {list(layout.layers)}"
@@ -101,19 +108,10 @@ def pack(groups: Mapping[str, Pages]) -> dict[str, GroupPages]:
 def check_room(room: int) -> None:
     """Raises: ConfigError unless the room is a positive 64-bit integer."""
     if isinstance(room, bool) or not isinstance(room, int) or not 1 <= room <= ROOM_MAX:
-        raise ConfigError(f"room={room!r}: a room is an integer from 1 to 2**64 - 1")
+        raise ConfigError(f"room={shown(room)}: a room is an integer from 1 to 2**64 - 1")
 
 
-def check_count(name: str, value: int | None, least: int) -> None:
-    """Raises: ConfigError unless the value is None or an integer of at least `least`."""
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(value, int) or value < least
-    ):
-        raise ConfigError(f"{name}={value!r}: must be an integer of at least {least}")
-
-
-def check_seconds(name: str, value: float) -> float:
-    """The value as a float. Raises: ConfigError unless it is a positive number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-        raise ConfigError(f"{name}={value!r}: must be a positive number of seconds")
-    return float(value)
+def check_count(name: str, value: int, least: int) -> None:
+    """Raises: ConfigError unless the value is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={shown(value)}: must be an integer of at least {least}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from pdxfer import limits
+from pdxfer.client.arguments import check_event
 from pdxfer.client.client import Client
 from pdxfer.client.record import SendingRecord
 from pdxfer.client.requests import chunk_message, open_message
@@ -62,6 +63,7 @@ class Sending(SendingRecord, Transfer):
                 `timeout_s` (the transfer is aborted then).
             The transfer's own error: it has failed already.
         """
+        check_event(after, "synchronize")
         self._check_open()
         chunk = chunk_message(
             self._client.layout,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
+from pdxfer.client.arguments import check_reason
 from pdxfer.client.line import from_wire_refused
 from pdxfer.errors import ConfigError, DaemonUnavailableError, LocalProtocolError, TransferError
 from pdxfer.protocol.state import FINAL, RETURNED_AT_DECODE, RETURNED_AT_PREFILL, State
@@ -133,7 +134,10 @@ class TransferRecord:
         """Give the transfer up. Idempotent, never blocks; the pages come back at FAILED.
 
         Nothing happens to one that is final, or whose agent is gone.
+
+        Raises: ConfigError: a reason that is no text.
         """
+        check_reason(reason)
         if self._aborted or self.poll() in FINAL:
             return
         self._aborted = True

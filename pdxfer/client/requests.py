@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pdxfer
 from pdxfer import limits
+from pdxfer.client.arguments import check_addresses, check_aux, check_seconds
 from pdxfer.client.pages import (
     check_count,
     check_covers,
     check_layers,
     check_room,
-    check_seconds,
     end_token,
     normalise,
     pack,
@@ -103,11 +103,9 @@ def chunk_message(  # noqa: PLR0913 the surface of `send`, and which transfer
 
     Raises: ConfigError naming the argument that is wrong.
     """
-    if len(aux) > limits.AUX_BYTES_MAX:
-        raise ConfigError(f"aux has {len(aux)} bytes, at most {limits.AUX_BYTES_MAX} can travel")
-    if aux and not last:
-        raise ConfigError("aux travels with the last chunk: give it there (last=True)")
-    check_count("tokens", tokens, 1)
+    carried = check_aux(aux, last=last)
+    if tokens is not None:
+        check_count("tokens", tokens, 1)
     groups = normalise(layout, pages, {})
     return SendChunk(
         request=request,
@@ -116,14 +114,14 @@ def chunk_message(  # noqa: PLR0913 the surface of `send`, and which transfer
         tokens=tokens,
         layers=None if layers is None else check_layers(layout, layers),
         last=last,
-        aux=bytes(aux),
+        aux=carried,
     )
 
 
 def connect_message(request: int, prefill: str | Sequence[str], timeout_s: float) -> ConnectPeer:
     """Raises: ConfigError naming the argument that is wrong."""
     timeout_s = check_seconds("timeout_s", timeout_s)
-    return ConnectPeer(request=request, prefill=_addresses(prefill), timeout_s=timeout_s)
+    return ConnectPeer(request=request, prefill=check_addresses(prefill), timeout_s=timeout_s)
 
 
 def connected_summary(answer: FromAgent) -> PlanSummary:
@@ -154,7 +152,7 @@ def receive_message(  # noqa: PLR0913 the surface of `receive`
     return OpenReceive(
         request=request,
         room=room,
-        prefill=_addresses(prefill),
+        prefill=check_addresses(prefill),
         deadline_s=_deadline(deadline_s),
         place=place,
     )
@@ -173,7 +171,8 @@ def place_message(
 
     Raises: ConfigError naming the argument, its value and what it may be.
     """
-    check_count("tokens", tokens, 1)
+    if tokens is not None:
+        check_count("tokens", tokens, 1)
     check_count("prefix_tokens", prefix_tokens, 0)
     starts = {
         group.name: prefix_tokens // group.page_size * group.page_size
@@ -199,12 +198,3 @@ def _deadline(deadline_s: float | None) -> float:
     return check_seconds(
         "deadline_s", limits.UNMATCHED_DEADLINE_S if deadline_s is None else deadline_s
     )
-
-
-def _addresses(prefill: str | Sequence[str]) -> list[str]:
-    addresses = [prefill] if isinstance(prefill, str) else list(prefill)
-    if not addresses or not all(isinstance(item, str) and item for item in addresses):
-        raise ConfigError(
-            f"prefill={prefill!r}: must be an address of a prefill agent, or a list of them"
-        )
-    return addresses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from pdxfer.client.arguments import check_patience
 from pdxfer.client.record import BAD, Commit, Owner, TransferRecord, check_until
 from pdxfer.errors import PdxferError
 from pdxfer.protocol.state import FINAL, State
@@ -62,6 +63,7 @@ class Transfer(TransferRecord):
             TimeoutError: the transfer goes on.
         """
         check_until(until)
+        check_patience(timeout_s)
         if not self._channel.wait_until(lambda: self._ended(until), time.monotonic() + timeout_s):
             raise self._late(timeout_s)
         state = self.poll()
