@@ -41,7 +41,7 @@ def bind(path: str, *, private: bool) -> socket.socket:
         os.rename(beside, path)
     except OSError as error:
         listener.close()
-        raise ResourceError(f"socket_path={path}: cannot listen: {error.strerror}") from error
+        raise ResourceError(f"socket_path={path}: cannot listen: {_why(path, error)}") from error
     return listener
 
 
@@ -52,7 +52,7 @@ def _check_stale(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError(f"socket_path={path}: {error.strerror}") from error
+        raise ConfigError(f"socket_path={path}: {_why(path, error)}") from error
     if not stat.S_ISSOCK(status.st_mode):
         raise ConfigError(
             f"socket_path={path}: exists and is no socket; remove it or choose another"
@@ -60,7 +60,18 @@ def _check_stale(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         outcome = probe.connect_ex(path)
     if outcome != errno.ECONNREFUSED:
+        known = outcome in (0, errno.EAGAIN)  # connected, or its backlog is full
+        why = "" if known else f" ({os.strerror(outcome)})"
         raise ResourceError(
-            f"socket_path={path}: another agent listens there ({os.strerror(outcome)}); "
-            "stop it or choose another path"
+            f"socket_path={path}: another agent listens there{why}; stop it or choose another path"
         )
+
+
+def _why(path: str, error: OSError) -> str:
+    """What the system says, and what to do about the folder if that is the trouble."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder}; make it or choose another path"
+    if isinstance(error, PermissionError):
+        return f"{error.strerror} in folder {folder}; give this user the right to write there"
+    return f"{error.strerror}; choose another path"
