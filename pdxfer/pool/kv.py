@@ -304,9 +304,11 @@ def pool_shape(
     Args:    layers: start_layer, layer_num, and the ids where they do not follow each other.
     Raises:  ConfigError: a size, dtype or number of layers that no pool has.
     """
-    name = str(dtype).removeprefix("torch.")
-    if name not in ITEM_BYTES:
-        raise ConfigError(f"dtype={dtype}: a cache has one of {', '.join(ITEM_BYTES)}")
+    given_dtype: object = dtype
+    name = str(given_dtype).removeprefix("torch.")
+    if not isinstance(given_dtype, torch.dtype) or name not in ITEM_BYTES:
+        known = ", ".join(f"torch.{each}" for each in ITEM_BYTES)
+        raise ConfigError(f"dtype={given_dtype!r}: must be one of {known}")
     start_layer, layer_num, given = layers
     natural(size=size, page_size=page_size, start_layer=start_layer, layer_num=layer_num)
     if size < 1 or page_size < 1 or size % page_size:

@@ -54,8 +54,9 @@ class Storage:
         """
         self._lengths = [region.length_bytes for region in layout.regions]
         self._offsets, self.length_bytes = _place(self._lengths, align_bytes)
-        self.device = device
-        self._owned = memory is None and device == "cpu"
+        self.device, kind = _checked_device(device)
+        _check_memory(memory)
+        self._owned = memory is None and kind == "cpu"
         self._memory = allocate(self.length_bytes) if self._owned else memory
         self._raw: torch.Tensor | None = None
         self._unpin: Callable[[], object] | None = None
@@ -189,6 +190,30 @@ class Storage:
                 "the locked-memory limit or pass pin_memory=False"
             )
         self._unpin = weakref.finalize(self, runtime.cudaHostUnregister, address)
+
+
+def _checked_device(device: object) -> tuple[str, str]:
+    """The name and the kind of a device.
+
+    Raises:  ConfigError: torch knows none of this name.
+    """
+    refusal = ConfigError(
+        f"device={device!r}: must be the name of a device of torch, such as 'cpu' or 'cuda:0'"
+    )
+    if not isinstance(device, (str, torch.device)):
+        raise refusal
+    try:
+        return str(device), torch.device(device).type
+    except RuntimeError as error:
+        raise refusal from error
+
+
+def _check_memory(memory: object) -> None:
+    if memory is not None and not isinstance(memory, (SharedMemory, torch.Tensor)):
+        raise ConfigError(
+            f"memory is {type(memory).__name__}; it must be what pdxfer.memory.allocate gives, a "
+            "uint8 tensor on the pool's device, or None"
+        )
 
 
 def _place(lengths: list[int], align_bytes: int) -> tuple[list[int], int]:

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from pdxfer import memory  # noqa: E402
 from pdxfer.errors import ConfigError, ResourceError  # noqa: E402
 from pdxfer.layout import StateTensor, state_entries, token_major  # noqa: E402
-from pdxfer.pool import StatePool  # noqa: E402
+from pdxfer.pool import MLAPool, PageMajorPool, StatePool  # noqa: E402
 from pdxfer.pool.storage import Storage  # noqa: E402
 
 LAYOUT = token_major(
@@ -99,3 +99,36 @@ def test_tensors_must_begin_at_whole_elements():
     with pytest.raises(ConfigError, match=r"no multiples of the 4 bytes of torch\.float32"):
         storage.cells(layout.planes[1], 3, torch.float32)
     storage.close()
+
+
+@pytest.mark.parametrize("device", ["nowhere", None, 5, ["cpu"]])
+def test_what_is_no_device_is_refused_by_name(device):
+    with pytest.raises(ConfigError) as raised:
+        Storage(LAYOUT, device=device)
+    assert f"device={device!r}: must be the name of a device of torch" in str(raised.value)
+
+
+def test_a_device_object_is_its_name():
+    with_name, with_object = Storage(LAYOUT), Storage(LAYOUT, device=torch.device("cpu"))
+    for storage in (with_name, with_object):
+        assert storage.device == "cpu"
+        assert all(part.fd >= 0 for part in storage.ranges())
+        storage.close()
+
+
+@pytest.mark.parametrize("given", [bytes(4096), 5, [1]])
+def test_what_is_no_memory_is_refused_by_name(given):
+    with pytest.raises(ConfigError) as raised:
+        Storage(LAYOUT, memory=given)
+    text = f"memory is {type(given).__name__}; it must be what pdxfer.memory.allocate gives"
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "torch.bfloat16", None, 5])
+@pytest.mark.parametrize("kind", [PageMajorPool, MLAPool])
+def test_a_dtype_by_name_is_refused_with_those_of_torch(kind, dtype):
+    shape = {"size": 8, "page_size": 4, "layer_num": 1, "dtype": dtype}
+    widths = {PageMajorPool: {"head_num": 1, "head_dim": 8}}
+    with pytest.raises(ConfigError) as raised:
+        kind(**shape, **widths.get(kind, {"kv_lora_rank": 8, "qk_rope_head_dim": 8}))
+    assert f"dtype={dtype!r}: must be one of torch.float32, torch.bfloat16," in str(raised.value)
