@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 from pdxfer.errors import ConfigError
 from pdxfer.layout.dtypes import item_bytes
 from pdxfer.layout.groups import Group
+from pdxfer.layout.keywords import named
 from pdxfer.layout.planes import RegionSpec
 from pdxfer.layout.shapes import KVShape, Part, Shape, kv_shape, layer_ids, positive
 
@@ -41,33 +42,51 @@ ENTRY_ALIGN_BYTES: Final = 32
 ARRANGEMENTS: Final = ("token_major", "page_major", "unified_entries")
 
 
+@named
 def token_major(**shape: Unpack[KVShape]) -> KVLayout:
     """One tensor a layer and part, `[slots, H, D]` (NHD).
 
     Regions, in order: K of every layer, then V of every layer; `item_len` is one page of a layer.
 
-    Args:    shape: see `KVShape`.
-    Raises:  ConfigError: a value that no pool has.
+    Args:
+        layers: global ids of the layers that are here, such as `range(32)`.
+        kv_heads: KV heads that are here.
+        head_dim: elements of a head of K.
+        page_size: tokens of a page.
+        pages: of the pool, the reserved ones included.
+        dtype: of an element, by name: `bfloat16`, `float16`, `float32`, `float8_e4m3fn`,
+            `float8_e4m3fnuz`, `float8_e5m2`, `uint8`.
+        v_head_dim: elements of a head of V; None, the default: `head_dim`.
+        total_kv_heads: of the whole model; None, the default: `kv_heads`.
+        head_first: global number of the first head that is here; 0 unless given.
+        reserved_pages: ids below it never travel; 1 unless given.
+        group: name of the group of pages; `full` unless given.
+        model: `name@revision`, compared where both sides give it; empty unless given.
+
+    Raises:  ConfigError: a value that no pool has, an unknown or a missing argument.
     """
     return _tensor_per_layer(kv_shape(**shape), head_major=False)
 
 
+@named
 def head_major(**shape: Unpack[KVShape]) -> KVLayout:
     """One tensor a layer and part, `[pages, H, ps, D]` (HND); otherwise as `token_major`."""
     return _tensor_per_layer(kv_shape(**shape), head_major=True)
 
 
+@named
 def page_major(**shape: Unpack[KVShape]) -> KVLayout:
     """One envelope a page: `[K_0: ps rows][V_0: ps rows][K_1: ps rows]...`, in one region.
 
     `unified_memory` is true and `relayout` is `never`; `item_len` is the bytes of a page.
 
-    Args:    shape: see `KVShape`.
+    Args:    shape: those of `token_major`.
     Raises:  ConfigError: a value that no pool has.
     """
     return _page_envelopes(kv_shape(**shape))
 
 
+@named
 def unified_entries(*, length_bytes: int | None = None, **shape: Unpack[KVShape]) -> KVLayout:
     """One entry a token: `[K_0|V_0|K_1|V_1|...|pad]`, in one region.
 
@@ -75,12 +94,13 @@ def unified_entries(*, length_bytes: int | None = None, **shape: Unpack[KVShape]
     `relayout` is `never`.
 
     Args:    length_bytes: of the whole buffer, where several groups share it (see `combine`).
-             shape: see `KVShape`.
+             shape: those of `token_major`.
     Raises:  ConfigError: a row that is no multiple of 16 bytes, or a value that no pool has.
     """
     return _token_entries(kv_shape(**shape), length_bytes)
 
 
+@named
 def mla(  # noqa: PLR0913 the shape of a pool
     *,
     layers: Iterable[int],
@@ -97,8 +117,11 @@ def mla(  # noqa: PLR0913 the shape of a pool
 ) -> KVLayout:
     """Multi-head latent attention: parts `latent` and `rope` of one row, one replicated head.
 
-    Args:    arrangement: `token_major` (one tensor `[slots, latent + rope]` a layer), `page_major`
+    Args:    kv_lora_rank, qk_rope_head_dim: elements of latent and rope.
+             arrangement: `token_major` (one tensor `[slots, latent + rope]` a layer), `page_major`
              or `unified_entries` (one region; rows of a layer together).
+             length_bytes: as in `unified_entries`. The others: those of `token_major`.
+    Raises:  ConfigError: a value that no pool has, an unknown or a missing argument.
     """
     positive(page_size=page_size, pages=pages)
     if arrangement not in ARRANGEMENTS:

@@ -27,6 +27,7 @@ from pdxfer.errors import ConfigError
 from pdxfer.layout.builders import token_major
 from pdxfer.layout.builders_parts import only_group
 from pdxfer.layout.groups import TOKEN as TOKEN_GROUP
+from pdxfer.layout.keywords import named
 from pdxfer.layout.kv_layout import KVLayout
 from pdxfer.layout.planes import TILE, Plane, RegionSpec
 from pdxfer.layout.shapes import positive
@@ -252,28 +253,48 @@ def _planes(
         base += cell.cell_bytes
 
 
+@named
 def layer_first(**shape: Unpack[KVShape]) -> KVLayout:
-    """Host pool, K and V: `[N, H, D]` a part and layer. `reserved_pages` is 0 unless given."""
+    """Host pool, K and V: `[N, H, D]` a part and layer.
+
+    Args:    shape: those of `token_major`; `reserved_pages` is 0 unless given.
+    """
     return _of_kv("layer_first", shape)
 
 
+@named
 def page_first(**shape: Unpack[KVShape]) -> KVLayout:
-    """Host pool, K and V: `[N, L, H, D]` a part. `reserved_pages` is 0 unless given."""
+    """Host pool, K and V: `[N, L, H, D]` a part.
+
+    Args:    shape: those of `token_major`; `reserved_pages` is 0 unless given.
+    """
     return _of_kv("page_first", shape)
 
 
+@named
 def page_first_direct(**shape: Unpack[KVShape]) -> KVLayout:
-    """Host pool, K and V: `[P, L, ps, H, D]` a part. `reserved_pages` is 0 unless given."""
+    """Host pool, K and V: `[P, L, ps, H, D]` a part.
+
+    Args:    shape: those of `token_major`; `reserved_pages` is 0 unless given.
+    """
     return _of_kv("page_first_direct", shape)
 
 
+@named
 def page_head(**shape: Unpack[KVShape]) -> KVLayout:
-    """Host pool, K and V: `[P, H, ps, L, D]` a part. `reserved_pages` is 0 unless given."""
+    """Host pool, K and V: `[P, H, ps, L, D]` a part.
+
+    Args:    shape: those of `token_major`; `reserved_pages` is 0 unless given.
+    """
     return _of_kv("page_head", shape)
 
 
+@named
 def page_unified(*, head_groups: int = 1, **shape: Unpack[KVShape]) -> KVLayout:
-    """Host pool, K and V: `[P, G, L, (K, V), ps, H / G, D]`. `reserved_pages` is 0 unless given."""
+    """Host pool, K and V: `[P, G, L, (K, V), ps, H / G, D]`.
+
+    Args:    shape: those of `token_major`; `reserved_pages` is 0 unless given.
+    """
     return _of_kv("page_unified", shape, head_groups)
 
 

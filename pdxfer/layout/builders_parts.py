@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 from pdxfer.errors import ConfigError
 from pdxfer.layout.builders import entry_bytes, token_major
 from pdxfer.layout.groups import Group
+from pdxfer.layout.keywords import named
 from pdxfer.layout.kv_layout import KVLayout
 from pdxfer.layout.planes import RegionSpec
 from pdxfer.layout.shapes import positive
@@ -88,6 +89,7 @@ def join_parts(*layouts: KVLayout) -> KVLayout:
     )
 
 
+@named
 def k_only(  # noqa: PLR0913 the shape of a pool
     *,
     layers: Iterable[int],
@@ -125,6 +127,7 @@ def k_only(  # noqa: PLR0913 the shape of a pool
     return select_parts(both, {"k": part})
 
 
+@named
 def mxfp8(*, interleaved: bool | None = None, **shape: Unpack[KVShape]) -> KVLayout:
     """MXFP8 rows as `token_major`, and one scale byte for each 32 elements of a head.
 
@@ -132,7 +135,7 @@ def mxfp8(*, interleaved: bool | None = None, **shape: Unpack[KVShape]) -> KVLay
     `[slots, H, D / 32]`; interleaved ones opaque tiles a page and head.
 
     Args:    interleaved: None: where `page_size` is 128, as kernels read them.
-             shape: see `KVShape`; `dtype` is of the rows.
+             shape: those of `token_major`; `dtype` is of the rows.
     Raises:  ConfigError: a head dim that 32 does not divide, tiles of another page size, or a value
              that no pool has.
     """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 from pdxfer.errors import ConfigError
 from pdxfer.layout.builders import KVShape, token_major
 from pdxfer.layout.dtypes import item_bytes
+from pdxfer.layout.keywords import named
 from pdxfer.layout.planes import TILE, Plane
 from pdxfer.layout.vllm import vllm_blocks
 
@@ -24,6 +25,7 @@ VECTOR_BYTES: Final = 16
 """Innermost run of the 5-D layout."""
 
 
+@named
 def vllm_cpu(*, isa: str, order: str = "LBHNC", **shape: Unpack[KVShape]) -> KVLayout:
     """VLLM on a CPU: in each (block, head) first K, transposed to `[D, N]`, then V.
 
@@ -31,7 +33,7 @@ def vllm_cpu(*, isa: str, order: str = "LBHNC", **shape: Unpack[KVShape]) -> KVL
     a tile too for `amx`, which packs it. Only pairs of one instruction set match.
 
     Args:    isa: one of `CPU_ISAS`. order: as `vllm_blocks`, heads outside the tokens of a block.
-             shape: see `KVShape`.
+             shape: those of `token_major`.
     Raises:  ConfigError: another isa, an order with tokens outside heads, a value that no pool has.
     """
     if isa not in CPU_ISAS:
@@ -56,12 +58,13 @@ def vllm_cpu(*, isa: str, order: str = "LBHNC", **shape: Unpack[KVShape]) -> KVL
     return dataclasses.replace(rows, planes=tuple(planes))
 
 
+@named
 def vectorized_5d(**shape: Unpack[KVShape]) -> KVLayout:
     """K `[pages, H, D / x, ps, x]` and V `[pages, H, ps / x, Dv, x]`, x elements being 16 bytes.
 
     One tensor a layer and part; regions as `token_major`. A page of a head is one tile.
 
-    Args:    shape: see `KVShape`.
+    Args:    shape: those of `token_major`.
     Raises:  ConfigError: a head_dim or page_size that x does not divide, a value that no pool has.
     """
     rows = token_major(**shape)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 from pdxfer.errors import ConfigError
 from pdxfer.layout.builders import mla_parts
 from pdxfer.layout.groups import Group
+from pdxfer.layout.keywords import named
 from pdxfer.layout.planes import RegionSpec
 from pdxfer.layout.shapes import KVShape, Shape, kv_shape, layer_ids, positive
 
@@ -26,17 +27,19 @@ BLOCK_ORDERS: Final = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 """The first three keep the blocks of a layer together, the others all layers of a block."""
 
 
+@named
 def vllm_blocks(*, order: str = "LBHNC", **shape: Unpack[KVShape]) -> KVLayout:
     """K and V in one tensor, `C = head_dim + v_head_dim`, in one region.
 
     `item_len` is the bytes of a block in all layers, wherever they lie.
 
-    Args:    order: one of `BLOCK_ORDERS`. shape: see `KVShape`; a block is a page.
+    Args:    order: one of `BLOCK_ORDERS`. shape: those of `token_major`; a block is a page.
     Raises:  ConfigError: another order, or a value that no pool has.
     """
     return _blocks(order, kv_shape(**shape))
 
 
+@named
 def vllm_mla_blocks(  # noqa: PLR0913 the shape of a pool
     *,
     layers: Iterable[int],

@@ -1,3 +1,4 @@
+import inspect
 import itertools
 
 import numpy as np
@@ -8,12 +9,24 @@ from pdxfer.layout import (
     StateTensor,
     combine,
     head_major,
+    k_only,
+    layer_first,
     mla,
+    mxfp8,
+    page_first,
+    page_first_direct,
+    page_head,
     page_major,
+    page_unified,
     state,
     token_major,
     unified_entries,
+    vectorized_5d,
+    vllm_blocks,
+    vllm_cpu,
+    vllm_mla_blocks,
 )
+from pdxfer.layout.shapes import kv_shape
 
 SHAPE = {
     "layers": range(3),
@@ -180,3 +193,52 @@ class TestCombine:
                 page_major(**{**SHAPE, "layers": [5]}, group="swa"),
                 one_region=True,
             )
+
+
+KV_BUILDERS = (
+    head_major, layer_first, mxfp8, page_first, page_first_direct, page_head, page_major,
+    page_unified, token_major, unified_entries, vectorized_5d, vllm_blocks, vllm_cpu,
+)  # fmt: skip
+KEYWORDS = (*KV_BUILDERS, mla, vllm_mla_blocks, k_only)
+
+
+class TestKeywords:
+    @pytest.mark.parametrize("build", KEYWORDS)
+    def test_an_unknown_one_is_refused_by_the_name_that_was_called(self, build):
+        with pytest.raises(ConfigError) as raised:
+            build(page_sise=4)
+        text = f"{build.__name__}() takes no page_sise; did you mean page_size?"
+        assert str(raised.value) == text
+        assert raised.value.fields == {"page_sise": "unknown"}
+
+    @pytest.mark.parametrize("build", KEYWORDS)
+    def test_missing_ones_are_named_together(self, build):
+        with pytest.raises(ConfigError, match=rf"^{build.__name__}\(\) needs .*page_size, pages"):
+            build()
+
+    @pytest.mark.parametrize(
+        ("given", "near"),
+        [
+            ("head_num", "kv_heads"),
+            ("num_kv_heads", "kv_heads"),
+            ("layer_num", "layers"),
+            ("block_size", "page_size"),
+            ("size", "pages"),
+            ("reserved", "reserved_pages"),
+        ],
+    )
+    def test_names_of_pools_and_engines_lead_to_ours(self, given, near):
+        with pytest.raises(ConfigError, match=rf"takes no {given}; did you mean {near}\?"):
+            token_major(**SHAPE, **{given: 1})
+
+    def test_a_name_like_none_gets_the_list(self):
+        with pytest.raises(ConfigError, match=r"takes no xyz; it takes layers, kv_heads, head_dim"):
+            token_major(**SHAPE, xyz=1)
+
+    def test_every_argument_is_in_the_docstring(self):
+        for name in inspect.signature(kv_shape).parameters:
+            assert f"\n    {name}: " in inspect.getdoc(token_major)
+
+    @pytest.mark.parametrize("build", [each for each in KV_BUILDERS if each is not token_major])
+    def test_the_others_lead_there(self, build):
+        assert "`token_major`" in build.__doc__
