@@ -178,7 +178,7 @@ class DecodeMachine:
             if receiving.pages is not None:
                 raise LocalProtocolError(f"room {receiving.room}: its pages are placed already")
             placed = check_places(receiving, pages, tokens, prefix_tokens)
-            self._receives.held[worker_id].hold(receiving.generation, placed)
+            self._receives.held[worker_id].hold(receiving.generation, placed, receiving.room)
         except PdxferError as error:
             self._receives.fail(receiving, error, now)
             return

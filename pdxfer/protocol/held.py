@@ -21,9 +21,11 @@ class HeldPages:
         self._owner: dict[str, NDArray[np.int64]] = {
             group.name: np.zeros(group.pages, dtype=np.int64) for group in layout.groups
         }
+        self._rooms: dict[int, int] = {}
+        """By generation that holds pages."""
 
-    def hold(self, generation: int, pages: Mapping[str, Pages]) -> None:
-        """Give pages to a generation.
+    def hold(self, generation: int, pages: Mapping[str, Pages], room: int) -> None:
+        """Give pages to a generation; `room` is the name that workers have for it.
 
         Raises:
             ConfigError: a page is named twice, or another live generation has it; none is held.
@@ -33,10 +35,17 @@ class HeldPages:
             owners = self._owner[name][ids]
             if owners.any():
                 at = int(np.flatnonzero(owners)[0])
+                holder = int(owners[at])
+                holding = self._rooms[holder]
                 raise ConfigError(
-                    f"page {int(ids[at])} of group {name} is held by generation {int(owners[at])}, "
-                    "which may still write it; place other pages until that transfer has ended",
-                    fields={"page": str(int(ids[at])), "generation": str(int(owners[at]))},
+                    f"page {int(ids[at])} of group {name} is held by room {holding} (generation "
+                    f"{holder}), which may still write it; place other pages until that transfer "
+                    "has ended",
+                    fields={
+                        "page": str(int(ids[at])),
+                        "room": str(holding),
+                        "generation": str(holder),
+                    },
                 )
             if len(np.unique(ids)) != len(ids):
                 values, counts = np.unique(ids, return_counts=True)
@@ -47,9 +56,11 @@ class HeldPages:
                 )
         for name, listed in pages.items():
             self._owner[name][np.asarray(listed.ids, dtype=np.int64)] = generation
+        self._rooms[generation] = room
 
-    def release(self, pages: Mapping[str, Pages]) -> None:
-        """The pages are the worker's again."""
+    def release(self, generation: int, pages: Mapping[str, Pages]) -> None:
+        """All pages of a generation are the worker's again."""
+        self._rooms.pop(generation, None)
         for name, listed in pages.items():
             self._owner[name][np.asarray(listed.ids, dtype=np.int64)] = 0
 

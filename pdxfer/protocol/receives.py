@@ -96,7 +96,7 @@ class Receives:
     def finish(self, receiving: Receiving) -> None:
         """The receive is final: its pages are the worker's."""
         if receiving.pages is not None and receiving.worker in self.held:
-            self.held[receiving.worker].release(receiving.pages)
+            self.held[receiving.worker].release(receiving.generation, receiving.pages)
         self.show(receiving)
         self.live.pop(receiving.generation, None)
         self.by_slot.pop((receiving.worker, receiving.slot), None)

@@ -275,7 +275,11 @@ def test_a_quarantined_page_is_not_placed_again():
     pair.cluster.run()
     again = pair.receive(room=8, ids=[5, 6], tokens=8, slot=1)
     assert again.state is State.FAILED
-    assert "page 5 of group full is held by generation 1" in str(again.error)
+    assert str(again.error) == (
+        "page 5 of group full is held by room 7 (generation 1), which may still write it; place "
+        "other pages until that transfer has ended"
+    )
+    assert again.error.fields == {"page": "5", "room": "7", "generation": "1"}
     good = pair.receive(room=9, ids=[6, 7], tokens=8, slot=2)
     assert good.error is None
 
