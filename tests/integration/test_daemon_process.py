@@ -1,6 +1,7 @@
 """The daemons as processes: ready file, status, signals, exit codes."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -42,6 +43,23 @@ def test_a_daemon_says_when_it_is_ready_and_ends_in_order(tmp_path, role):
     ]
     assert lines[-1]["exit_code"] == 0
     assert not (tmp_path / f"{role}.ready").exists()
+
+
+def test_a_killed_daemon_leaves_its_files_and_is_started_again_the_same_way(tmp_path):
+    settings = ["--lanes", "tcp"]
+    killed = DaemonProcess("prefill", tmp_path, settings)
+    facts = killed.wait_ready()
+    killed.signal(signal.SIGKILL)
+    assert killed.stop() == -signal.SIGKILL
+    left = {path.suffix for path in tmp_path.iterdir()}
+    assert left == {".ready", ".sock", ".log"}
+    (tmp_path / "prefill.ready").unlink()  # it tells of the dead one
+    with DaemonProcess("prefill", tmp_path, [*settings, "--bind", facts.addresses[0]]) as again:
+        new = again.wait_ready()
+        assert new.pid != facts.pid
+        assert (new.socket, new.addresses) == (facts.socket, facts.addresses)
+        assert main(["status", "prefill", "--socket-path", new.socket]) == 0
+    assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
 
 
 def test_status_of_a_running_daemon(capsys):
