@@ -107,4 +107,24 @@ def _of_role(role: str, config: AgentConfig | None) -> AgentConfig:
             f"config={given!r}: must be an AgentConfig of pdxfer.embedded with role={role!r}, or "
             "None"
         )
+    _check_types(given)
     return given
+
+
+def _check_types(config: AgentConfig) -> None:
+    """Refuses, by name, a setting of another type: no file and no flag has read these."""
+    for field in dataclasses.fields(config):
+        value: object = getattr(config, field.name)
+        if field.name in ("lanes", "allowed_uids"):
+            of, words = (str, "names") if field.name == "lanes" else (int, "numbers")
+            fits = isinstance(value, (tuple, list)) and all(isinstance(each, of) for each in value)
+            wanted = f"a tuple of {words}"
+        elif field.name == "drain_deadline_s":
+            fits = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+            wanted = "a number of seconds, 0 or more"
+        elif field.name == "insecure":
+            fits, wanted = isinstance(value, bool), "True or False"
+        else:
+            fits, wanted = isinstance(value, str), "a text"
+        if not fits:
+            raise ConfigError(f"{field.name}={value!r}: must be {wanted}")

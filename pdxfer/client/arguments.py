@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 RELAYOUT: Final = ("allow", "never")
 _SECONDS_END: Final = 1e9
+_ROOM_MAX: Final = (1 << 64) - 1
+_COUNT_END: Final = 1 << 62
 _SHOWN_CHARACTERS: Final = 80
 
 
@@ -75,7 +78,7 @@ def check_worker(
     if not isinstance(given, Rank):
         raise ConfigError(f"rank={shown(given)}: must be a Rank, such as Rank(tp=3, tp_size=4)")
     given = instance
-    if not isinstance(given, str):
+    if not _is_text(given):
         raise ConfigError(
             f"instance={shown(given)}: must be the name that all ranks of the model instance share"
         )
@@ -84,10 +87,35 @@ def check_worker(
         raise ConfigError(f"relayout={shown(given)}: must be 'allow', 'never' or None")
     given = ignore_parts
     names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [None]
-    if not all(isinstance(name, str) for name in names):
+    if not all(map(_is_text, names)):
         raise ConfigError(
             f"ignore_parts={shown(given)}: must be a list of names of parts, such as ['draft.k']"
         )
+
+
+def check_room(room: int) -> int:
+    """The room. Raises: ConfigError unless it is a positive 64-bit integer."""
+    number = _integer(room)
+    if number is None or not 1 <= number <= _ROOM_MAX:
+        raise ConfigError(f"room={shown(room)}: a room is an integer from 1 to 2**64 - 1")
+    return number
+
+
+def check_count(name: str, value: int, least: int) -> int:
+    """The value. Raises: ConfigError unless it is an integer of at least `least`."""
+    number = _integer(value)
+    if number is None or not least <= number < _COUNT_END:
+        raise ConfigError(
+            f"{name}={shown(value)}: must be an integer of at least {least}, below 2**62"
+        )
+    return number
+
+
+def check_last(last: bool) -> bool:
+    """The value. Raises: ConfigError unless it is True or False."""
+    if not isinstance(last, bool):
+        raise ConfigError(f"last={shown(last)}: must be True or False")
+    return last
 
 
 def check_seconds(name: str, value: float) -> float:
@@ -129,7 +157,7 @@ def check_addresses(prefill: str | Sequence[str]) -> list[str]:
     """As a list. Raises: ConfigError unless it is an address or a list of them."""
     given: object = prefill
     items = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    addresses = [item for item in items if isinstance(item, str) and item]
+    addresses = [str(item) for item in items if item and _is_text(item)]
     if not addresses or len(addresses) != len(items):
         raise ConfigError(
             f"prefill={shown(given)}: must be an address of a prefill agent, or a list of them: "
@@ -141,7 +169,7 @@ def check_addresses(prefill: str | Sequence[str]) -> list[str]:
 def check_reason(reason: str) -> None:
     """Raises: ConfigError unless the reason of an abort is a text."""
     given: object = reason
-    if not isinstance(given, str):
+    if not _is_text(given):
         raise ConfigError(f"reason={shown(given)}: must be a text")
 
 
@@ -151,3 +179,16 @@ def check_event(after: object, method: str) -> None:
         raise ConfigError(
             f"after={shown(after)}: must have a method {method}(), as torch.cuda.Event has"
         )
+
+
+def _integer(value: object) -> int | None:
+    """The value as a plain int, one of numpy too; None when it is none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string that can travel; half of a surrogate pair cannot."""
+    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)

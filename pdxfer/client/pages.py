@@ -16,8 +16,6 @@ from pdxfer.wire.pages import pack_ids
 if TYPE_CHECKING:
     from pdxfer.layout import Group, KVLayout
 
-ROOM_MAX = (1 << 64) - 1
-
 
 def token_groups(layout: KVLayout) -> list[Group]:
     """Groups whose pages stand for tokens of the request."""
@@ -103,15 +101,3 @@ def pack(groups: Mapping[str, Pages]) -> dict[str, GroupPages]:
         encoding, ids = pack_ids(given.ids)
         packed[name] = GroupPages(first_token=given.first_token, encoding=encoding, ids=ids)
     return packed
-
-
-def check_room(room: int) -> None:
-    """Raises: ConfigError unless the room is a positive 64-bit integer."""
-    if isinstance(room, bool) or not isinstance(room, int) or not 1 <= room <= ROOM_MAX:
-        raise ConfigError(f"room={shown(room)}: a room is an integer from 1 to 2**64 - 1")
-
-
-def check_count(name: str, value: int, least: int) -> None:
-    """Raises: ConfigError unless the value is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={shown(value)}: must be an integer of at least {least}")

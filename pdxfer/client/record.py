@@ -251,7 +251,8 @@ class ReceivingRecord(TransferRecord):
 
 def check_until(until: State) -> None:
     """Raises: ConfigError unless the state can be waited for."""
-    if until not in _REACHED and until is not State.FAILED:
+    given: object = until
+    if not isinstance(given, int) or (given not in _REACHED and given is not State.FAILED):
         raise ConfigError(
             f"until={until!r}: a transfer can be waited for until WAITING, READY, MOVING, "
             "SENT, COMMITTED or FAILED"

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 
 import pdxfer
 from pdxfer import limits
-from pdxfer.client.arguments import check_addresses, check_aux, check_seconds
-from pdxfer.client.pages import (
+from pdxfer.client.arguments import (
+    check_addresses,
+    check_aux,
     check_count,
+    check_last,
+    check_room,
+    check_seconds,
+)
+from pdxfer.client.pages import (
     check_covers,
     check_layers,
-    check_room,
     end_token,
     normalise,
     pack,
@@ -78,10 +83,9 @@ def open_message(
     request: int, room: int, deadline_s: float | None, lease_s: float, chunk: SendChunk | None
 ) -> OpenSend:
     """Raises: ConfigError naming the argument that is wrong."""
-    check_room(room)
     return OpenSend(
         request=request,
-        room=room,
+        room=check_room(room),
         deadline_s=_deadline(deadline_s),
         lease_s=check_seconds("lease_s", lease_s),
         chunk=chunk,
@@ -103,9 +107,9 @@ def chunk_message(  # noqa: PLR0913 the surface of `send`, and which transfer
 
     Raises: ConfigError naming the argument that is wrong.
     """
-    carried = check_aux(aux, last=last)
+    carried = check_aux(aux, last=check_last(last))
     if tokens is not None:
-        check_count("tokens", tokens, 1)
+        tokens = check_count("tokens", tokens, 1)
     groups = normalise(layout, pages, {})
     return SendChunk(
         request=request,
@@ -143,7 +147,7 @@ def receive_message(  # noqa: PLR0913 the surface of `receive`
     deadline_s: float | None,
 ) -> OpenReceive:
     """Raises: ConfigError naming the argument that is wrong."""
-    check_room(room)
+    room = check_room(room)
     place = None
     if pages is not None:
         place = place_message(layout, pages, tokens, prefix_tokens)
@@ -172,8 +176,8 @@ def place_message(
     Raises: ConfigError naming the argument, its value and what it may be.
     """
     if tokens is not None:
-        check_count("tokens", tokens, 1)
-    check_count("prefix_tokens", prefix_tokens, 0)
+        tokens = check_count("tokens", tokens, 1)
+    prefix_tokens = check_count("prefix_tokens", prefix_tokens, 0)
     starts = {
         group.name: prefix_tokens // group.page_size * group.page_size
         for group in token_groups(layout)

@@ -50,8 +50,8 @@ def _as_ids(ids: object) -> NDArray[np.int64]:
         array = np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ConfigError(
-            f"page ids have dtype {array.dtype} and {array.ndim} dimensions; a one-dimensional "
-            "array of integers is needed"
+            f"page ids {repr(ids)[:80]} have dtype {array.dtype} and {array.ndim} dimensions; a "
+            "one-dimensional array of integers is needed"
         )
     if array.dtype == np.uint64 and int(array.max(initial=0)) >= 1 << 63:
         raise ConfigError(f"page id {int(array.max())} is over 63 bits")

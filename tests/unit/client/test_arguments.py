@@ -74,6 +74,7 @@ def test_shared_memory_in_place_of_its_range(cache):
         ({"rank": 3}, "rank=3: must be a Rank, such as Rank(tp=3, tp_size=4)"),
         ({"rank": None}, "rank=None: must be a Rank"),
         ({"instance": 5}, "instance=5: must be the name"),
+        ({"instance": "\ud800"}, "instance='\\ud800': must be the name"),
         ({"relayout": []}, "relayout=[]: must be 'allow', 'never' or None"),
         ({"relayout": True}, "relayout=True: must be"),
         ({"ignore_parts": "zz"}, "ignore_parts='zz': must be a list of names of parts"),
@@ -106,6 +107,9 @@ SENDS = [
     ({"layers": "x"}, "layers='x': must be global layer ids"),
     ({"layers": [0.5]}, "layers=[0.5]: must be global layer ids"),
     ({"tokens": "x"}, "tokens='x': must be an integer of at least 1"),
+    ({"tokens": 1 << 70}, "must be an integer of at least 1, below 2**62"),
+    ({"last": "no"}, "last='no': must be True or False"),
+    ({"last": None}, "last=None: must be True or False"),
 ]
 
 
@@ -163,6 +167,16 @@ def test_waiting(prefill, timeout_s):
     refused(lambda: prefill.open(7).wait(timeout_s), f"timeout_s={timeout_s!r}: must be a number")
 
 
+@pytest.mark.parametrize("until", ["COMMITTED", [], None, 7, 8])
+def test_states_that_nobody_can_wait_for(prefill, until):
+    refused(lambda: prefill.open(7).wait(1, until=until), f"until={until!r}: a transfer can be")
+
+
+@pytest.mark.parametrize("pages", [None, "ab", {1, 2}, [1.5], [[1]]])
+def test_pages(prefill, pages):
+    refused(lambda: prefill.send(7, pages), f"page ids {pages!r} have dtype", "array of integers")
+
+
 @pytest.mark.parametrize("timeout_s", [0, -1])
 def test_waiting_not_at_all(prefill, timeout_s):
     with pytest.raises(TimeoutError, match="it goes on"):
@@ -201,6 +215,35 @@ def test_configuration_of_an_embedded_agent(start):
     other = {"prefill": "decode", "decode": "prefill"}[role]
     config = embedded.AgentConfig(role=other, socket_path="")
     refused(lambda: start(config), f"role='{other}'", f"with role='{role}'")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "wanted"),
+    [
+        ("socket_path", 5, "a text"),
+        ("bind", None, "a text"),
+        ("lanes", "tcp", "a tuple of names"),
+        ("allowed_uids", 5, "a tuple of numbers"),
+        ("allowed_uids", ("me",), "a tuple of numbers"),
+        ("drain_deadline_s", "x", "a number of seconds, 0 or more"),
+        ("drain_deadline_s", -1.0, "a number of seconds, 0 or more"),
+        ("insecure", "no", "True or False"),
+    ],
+)
+def test_settings_of_an_embedded_agent(setting, value, wanted):
+    config = dataclasses.replace(
+        embedded.AgentConfig(role="decode", socket_path=""), **{setting: value}
+    )
+    refused(lambda: embedded.decode_agent(config), f"{setting}={value!r}: must be {wanted}")
+
+
+def test_numbers_of_numpy_are_numbers(prefill_agent, prefill, decode_agent, decode):
+    prefill.send(np.uint64(7), [1], tokens=np.int64(3), layers=np.arange(2))
+    message = prefill_agent.next(OpenSend)
+    assert (message.room, message.chunk.tokens, message.chunk.layers) == (7, 3, [0, 1])
+    decode.receive(np.int32(7), PREFILL, [1], tokens=np.int64(3), prefix_tokens=np.int64(1))
+    received = decode_agent.next(OpenReceive)
+    assert (received.room, received.place.tokens, received.place.prefix_tokens) == (7, 3, 1)
 
 
 def test_memory_is_checked_against_the_layout_by_number(cache):
