@@ -33,7 +33,7 @@ class PlanSummary:
 
     groups: tuple[GroupSummary, ...]
     lane_hint: str
-    """Which kind of lane suits these runs, and why."""
+    """What runs of this length mean for the lanes of this build."""
 
     @property
     def runs_per_page(self) -> float:
@@ -111,18 +111,15 @@ def _group_from_wire(item: object) -> GroupSummary:
 
 
 def lane_hint(runs: float, length_bytes: int) -> str:
-    """Which lane suits runs of this average length."""
+    """What runs of this average length mean for the lanes of this build."""
     if runs == 0:
         return "nothing to move"
     average = int(length_bytes / runs)
     if average >= LONG_RUN_BYTES:
-        return f"runs of {average} B on average: every lane writes near its limit (rdma, cma, tcp)"
+        return f"runs of {average} B on average: cma and tcp write near their limit"
     if average >= SHORT_RUN_BYTES:
-        return (
-            f"runs of {average} B on average: rdma and mapped near their limit, "
-            "cma and tcp pay per write"
-        )
+        return f"runs of {average} B on average: cma and tcp pay for every write as for its bytes"
     return (
-        f"runs of {average} B on average: writes are bound by their count; prefer stream or "
-        "mapped, or the same layout, page size and TP on both sides"
+        f"runs of {average} B on average: cma and tcp are bound by the count of writes; runs "
+        "are longest where layout, page size and TP of both sides are the same"
     )

@@ -439,9 +439,13 @@ class TestSummary:
         def hint(head_dim):
             return plan(*[token_major(**{**SHAPE, "head_dim": head_dim})] * 2).summary().lane_hint
 
-        assert "every lane" in hint(1 << 10)
-        assert "pay per write" in hint(1 << 8)
-        assert "stream" in hint(8)
+        assert "near their limit" in hint(1 << 10)
+        assert "pay for every write" in hint(1 << 8)
+        assert "count of writes" in hint(8)
+        for width in (1 << 10, 1 << 8, 8):
+            assert "cma and tcp" in hint(width)
+            for lane in ("rdma", "stream", "mapped", "cuda_ipc"):
+                assert lane not in hint(width)
 
     def test_a_pair_that_owes_nothing(self):
         summary = plan(PAGE, PAGE, owned=Owned()).summary()
