@@ -1,22 +1,13 @@
 """`pdxfer plan`: two instances, and how the cache of one is written into the other.
 
-A side is a TOML file (`--prefill`, `--decode`):
-
-    layout = "page_major"      # or token_major, unified_entries, page_head, LBHNC, mla, ...
-    layers = 32                # a count, or a list of global ids
-    total_kv_heads = 8         # of the model; or kv_heads of one rank
-    head_dim = 128             # kv_lora_rank and qk_rope_head_dim instead for latent attention
-    page_size = 16
-    dtype = "bfloat16"
-    attention_tp = 4           # optional, as pp_size, cp_size, relayout = "allow" or "never",
-                               # ignore_parts, and whatever else the builder of that name takes
-
-or a Hugging Face `config.json` (`--prefill-config`, `--decode-config`) with `--tp`, `--page-size`,
-`--layout` and their like.
+A side is a TOML file (`--prefill`, `--decode`), of the keys that `--help` lists, or a Hugging Face
+`config.json` (`--prefill-config`, `--decode-config`) with `--tp`, `--page-size`, `--layout` and
+their like.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import sys
 from dataclasses import replace
@@ -25,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from pdxfer import layout as layouts
 from pdxfer.cli.plan_files import read_model_config, read_toml
-from pdxfer.cli.plan_sides import LAYOUTS, Instance, Sizes, Terms
+from pdxfer.cli.plan_keys import LAYOUTS, described
+from pdxfer.cli.plan_sides import Instance, Sizes, Terms
 from pdxfer.cli.plan_values import NUMBER_MAX, choice, shown
 from pdxfer.errors import ConfigError, LayoutMismatchError
 from pdxfer.layout import PlanSummary, check_pair, cover
@@ -33,11 +25,35 @@ from pdxfer.layout.dtypes import ITEM_BYTES
 from pdxfer.layout.validation import RELAYOUT
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterable
 
 _TERMS: Final = Terms(tp="--tp", pp="--pp", cp="--cp")
-_DEFAULT_PAGE_SIZE = "16"
+_CONFIG_FLAGS: Final = {
+    "layout": ("layout", "token_major"),
+    "page_size": ("page_size", "16"),
+    "tp": ("attention_tp", "1"),
+    "pp": ("pp_size", "1"),
+    "cp": ("cp_size", "1"),
+    "dtype": ("dtype", ""),
+    "relayout": ("relayout", ""),
+}
+"""Flags of a side that is a model's config: the key of a TOML file in their place, the default."""
+_EXAMPLE: Final = """\
+a side as TOML:
+  layout = "page_major"
+  layers = 32                # a count, or a list of global ids
+  total_kv_heads = 8         # of the model; or kv_heads of one rank
+  head_dim = 128
+  page_size = 16
+  dtype = "bfloat16"
+
+keys of every layout:
+  attention_tp, pp_size, cp_size   ranks; 1
+  relayout                         "allow" or "never"; the layout's own
+  ignore_parts                     parts that need not be on both sides; none
+
+keys by layout (a file describes one group of layers; `group` names it):
+"""
 _PAIRS_MAX: Final = 1 << 16
 """Of a prefill and a decode rank."""
 
@@ -50,14 +66,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument(
             f"--{side}-config", type=Path, metavar="JSON", help="Hugging Face config.json of it"
         )
-    many = parser.add_argument_group("with config.json; A:B is prefill:decode, A is both")
-    many.add_argument("--layout", default="token_major", metavar="A[:B]", help=", ".join(LAYOUTS))
-    many.add_argument("--page-size", default=_DEFAULT_PAGE_SIZE, metavar="A[:B]")
-    many.add_argument("--tp", default="1", metavar="A[:B]", help="attention TP size")
-    many.add_argument("--pp", default="1", metavar="A[:B]", help="pipeline stages")
-    many.add_argument("--cp", default="1", metavar="A[:B]", help="context parallel size")
-    many.add_argument("--dtype", default="", metavar="A[:B]", help="of the cache; as the model's")
-    many.add_argument("--relayout", default="", metavar="A[:B]", help="allow or never")
+    many = parser.add_argument_group(
+        "with config.json",
+        "A:B is prefill:decode, A is both. A TOML file says these with keys of its own.",
+    )
+    texts = {
+        "layout": ", ".join(LAYOUTS),
+        "page_size": "tokens of a page",
+        "tp": "attention TP size",
+        "pp": "pipeline stages",
+        "cp": "context parallel size",
+        "dtype": "of the cache",
+        "relayout": "allow or never",
+    }
+    for name, text in texts.items():
+        default = _CONFIG_FLAGS[name][1] or f"the {'model' if name == 'dtype' else 'layout'}'s"
+        many.add_argument(
+            f"--{name.replace('_', '-')}", metavar="A[:B]", help=f"{text} [default: {default}]"
+        )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLE + described()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -176,6 +204,7 @@ def _table(pattern: Iterable[PlanSummary]) -> None:
 
 
 def _sides(options: argparse.Namespace) -> tuple[Instance, Instance]:
+    _check_flags(options)
     sides = []
     for at, side in enumerate(("prefill", "decode")):
         file = getattr(options, side)
@@ -191,17 +220,42 @@ def _sides(options: argparse.Namespace) -> tuple[Instance, Instance]:
     return sides[0], sides[1]
 
 
+def _check_flags(options: argparse.Namespace) -> None:
+    """Refuses flags that a TOML file would not hear of."""
+    files = [side for side in ("prefill", "decode") if getattr(options, side) is not None]
+    for name, (key, _) in _CONFIG_FLAGS.items():
+        value = getattr(options, name)
+        flag = f"--{name.replace('_', '-')}"
+        if value is None or not files:
+            continue
+        if len(files) == 2 or (files == ["prefill"] and options.decode_config is None):
+            raise ConfigError(
+                f"{flag} is {shown(value)}, and it is for sides of a config.json; write {key} into "
+                f"{' and '.join(str(getattr(options, side)) for side in files)}",
+                fields={name: shown(value)},
+            )
+        if ":" in value:
+            raise ConfigError(
+                f"{flag} is {shown(value)}, and {files[0]} is the TOML file "
+                f"{getattr(options, files[0])}: write its {key} there, and give {flag} one value, "
+                "of the other side",
+                fields={name: shown(value)},
+            )
+
+
 def _of_config(file: Path, options: argparse.Namespace, at: int) -> Instance:
-    numbers = {
-        flag: _number(getattr(options, flag), flag, at) for flag in ("tp", "pp", "cp", "page_size")
+    values = {
+        name: default if getattr(options, name) is None else getattr(options, name)
+        for name, (_, default) in _CONFIG_FLAGS.items()
     }
+    numbers = {name: _number(values[name], name, at) for name in ("tp", "pp", "cp", "page_size")}
     return read_model_config(
         file,
-        layout=choice("--layout", _half(options.layout, at), LAYOUTS),
+        layout=choice("--layout", _half(values["layout"], at), LAYOUTS),
         page_size=numbers["page_size"],
         sizes=Sizes(numbers["tp"], numbers["pp"], numbers["cp"], _TERMS),
-        dtype=_name(options.dtype, "--dtype", at, ITEM_BYTES),
-        relayout=_name(options.relayout, "--relayout", at, RELAYOUT),
+        dtype=_name(values["dtype"], "--dtype", at, ITEM_BYTES),
+        relayout=_name(values["relayout"], "--relayout", at, RELAYOUT),
     )
 
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pdxfer import limits
-from pdxfer.cli.plan_sides import MLA_KEYS, PAGES, Instance, Sizes, describe
+from pdxfer.cli.plan_keys import MLA_KEYS
+from pdxfer.cli.plan_sides import PAGES, Instance, Sizes, describe
 from pdxfer.cli.plan_values import NUMBER_MAX, number, shown
 from pdxfer.errors import ConfigError
 from pdxfer.layout import combine

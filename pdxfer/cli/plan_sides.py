@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pdxfer import layout as layouts
 from pdxfer import limits
-from pdxfer.cli.plan_values import check_kinds, choice, layer_list, number, part_names, shown
+from pdxfer.cli.plan_keys import LAYOUTS, builder_of, check_keys, is_latent
+from pdxfer.cli.plan_values import check_kinds, choice, layer_list, number, part_names
 from pdxfer.errors import ConfigError
 from pdxfer.layout import KVLayout, Rank, Side
 from pdxfer.layout.builders_host import HOST_ARRANGEMENTS, host_layout
-from pdxfer.layout.builders_parts import k_only, mxfp8
-from pdxfer.layout.shapes import kv_shape
 from pdxfer.layout.validation import RELAYOUT
 from pdxfer.layout.vllm import BLOCK_ORDERS
 
-KV_BUILDERS: Final[dict[str, Callable[..., KVLayout]]] = {
-    "token_major": layouts.token_major,
-    "head_major": layouts.head_major,
-    "page_major": layouts.page_major,
-    "unified_entries": layouts.unified_entries,
-    "vllm_blocks": layouts.vllm_blocks,
-    "vllm_cpu": layouts.vllm_cpu,
-    "vectorized_5d": layouts.vectorized_5d,
-    "mxfp8": mxfp8,
-    "k_only": k_only,
-}
-LAYOUTS: Final = (*KV_BUILDERS, "mla", *HOST_ARRANGEMENTS, *BLOCK_ORDERS)
-"""Names that `layout` may have; block orders are those of vLLM."""
-MLA_KEYS: Final = ("kv_lora_rank", "qk_rope_head_dim")
 PAGES: Final = 1024
 """Of a described pool; how many there are does not enter a plan."""
-_INSTANCE_KEYS: Final = ("attention_tp", "pp_size", "cp_size", "relayout", "ignore_parts")
 _HELD_LAYERS_MAX: Final = 1 << 18
 """Layers of all TP ranks of an instance, each of which is described by planes of its own."""
 
@@ -116,6 +97,7 @@ def describe(
     shape = dict(values)
     check_kinds(shape)
     name = choice("layout", shape.pop("layout", None), LAYOUTS)
+    check_keys(name, shape)
     tp, pp, cp = (number(key, shape.pop(key, 1)) for key in ("attention_tp", "pp_size", "cp_size"))
     used = Sizes(tp, pp, cp) if sizes is None else sizes
     relayout = shape.pop("relayout", None)
@@ -174,11 +156,9 @@ def _split_heads(
 
     The model's heads are split, and replicated where there are too few.
 
-    Raises:  ConfigError: no heads, two numbers that differ, or heads that ranks cannot share.
+    Raises:  ConfigError: two numbers that differ, or heads that ranks cannot share.
     """
-    if "head_first" in shape:
-        raise ConfigError("unknown key 'head_first'; the heads of a rank follow from attention_tp")
-    if any(key in shape for key in MLA_KEYS):
+    if is_latent(name, shape):
         return shape, [None] * sizes.tp
     heads, totals = "kv_heads", "total_kv_heads"
     if name == "k_only":
@@ -199,11 +179,6 @@ def _split_heads(
 
 
 def _total_heads(heads: str, here: object, total: object, tp: int) -> int:
-    if here is None and total is None:
-        raise ConfigError(
-            f"{heads} is missing; give total_kv_heads, 1 or more, of the model (or {heads} of one "
-            "rank)"
-        )
     if total is not None:
         return number("total_kv_heads", total)
     return number(heads, here) * tp
@@ -224,27 +199,17 @@ def _check_split(total: int, sizes: Sizes) -> None:
 
 def _build(name: str, shape: dict[str, object], layers: list[int]) -> KVLayout:
     shape = {"pages": PAGES, **shape, "layers": layers}
-    if name == "mla" or any(key in shape for key in MLA_KEYS):
-        return _build_mla(name, shape)
+    latent = is_latent(name, shape)
+    builder = builder_of(name, latent=latent)
+    if name in BLOCK_ORDERS:
+        return _called(builder, {**shape, "order": name})
     if name in HOST_ARRANGEMENTS:
         groups = number("head_groups", shape.pop("head_groups", 1))
         reserved = shape.setdefault("reserved_pages", 0)
-        like = _called(name, layouts.token_major, shape)
-        return _host(like, name, groups, reserved)
-    if name in BLOCK_ORDERS:
-        return _called(name, layouts.vllm_blocks, {**shape, "order": name})
-    return _called(name, KV_BUILDERS[name], shape)
-
-
-def _build_mla(name: str, shape: dict[str, object]) -> KVLayout:
-    if name in BLOCK_ORDERS:
-        return _called(name, layouts.vllm_mla_blocks, {**shape, "order": name})
-    if name in HOST_ARRANGEMENTS:
-        reserved = shape.setdefault("reserved_pages", 0)
-        return _host(_called(name, layouts.mla, shape), name, 1, reserved)
-    if name != "mla":
+        return _host(_called(builder, shape), name, groups, reserved)
+    if latent and name != "mla":
         shape = {**shape, "arrangement": name}
-    return _called(name, layouts.mla, shape)
+    return _called(builder, shape)
 
 
 def _host(like: KVLayout, name: str, head_groups: int, reserved_pages: object) -> KVLayout:
@@ -257,9 +222,8 @@ def _host(like: KVLayout, name: str, head_groups: int, reserved_pages: object) -
     )
 
 
-def _called(name: str, builder: Callable[..., KVLayout], shape: dict[str, object]) -> KVLayout:
+def _called(builder: Callable[..., KVLayout], shape: dict[str, object]) -> KVLayout:
     """The layout that a builder makes of these keys."""
-    _check_keys(name, builder, shape)
     try:
         return builder(**shape)
     except ConfigError as error:
@@ -268,22 +232,6 @@ def _called(name: str, builder: Callable[..., KVLayout], shape: dict[str, object
             # Of what several keys come to together: the length of a region, the number of planes.
             text += f"; it follows from {_numbers(shape)}"
         raise ConfigError(text, fields=error.fields) from error
-
-
-def _check_keys(name: str, builder: Callable[..., KVLayout], shape: dict[str, object]) -> None:
-    """Refuses a key that the builder does not know, and names one that it needs and has not."""
-    takes = dict(inspect.signature(builder).parameters)
-    if takes.pop("shape", None) is not None:
-        takes |= inspect.signature(kv_shape).parameters
-    for key in shape:
-        if key not in takes:
-            names = sorted({*takes, *_INSTANCE_KEYS} - {"head_first"})
-            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}"
-            raise ConfigError(f"unknown key {shown(key)}; {hint}", fields={"key": shown(key)})
-    for key, parameter in takes.items():
-        if parameter.default is inspect.Parameter.empty and key not in shape:
-            raise ConfigError(f"{key} is missing; layout {name!r} needs it", fields={key: "none"})
 
 
 def _numbers(shape: dict[str, object]) -> str:

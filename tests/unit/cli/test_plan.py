@@ -220,7 +220,7 @@ def test_a_strict_pair_tells_whether_relayout_would_do(plan, changes, works):
         ({"attention_tp": 4, "kv_heads": 8}, ["kv_heads = 8", "attention_tp = 4 is 2"]),
         ({"ignore_parts": "v"}, ["ignore_parts", "list"]),
         ({"layers": 0}, ["layers", "count or a list"]),
-        ({"total_kv_heads": None}, ["kv_heads", "1 or more"]),
+        ({"total_kv_heads": None}, ["total_kv_heads is missing", "or kv_heads of one rank"]),
         ({"page_size": None}, ["page_size"]),
     ],
 )
