@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from pdxfer import limits
-from pdxfer.cli.plan_keys import MLA_KEYS
+from pdxfer.cli.plan_models import check_layout, heads, layer_groups, stored_dtype
 from pdxfer.cli.plan_sides import PAGES, Instance, Sizes, describe
-from pdxfer.cli.plan_values import NUMBER_MAX, number, shown
+from pdxfer.cli.plan_values import shown
 from pdxfer.errors import ConfigError
 from pdxfer.layout import combine
-from pdxfer.layout.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +27,6 @@ _JSON_BYTES_MAX: Final = 8 << 20
 _DIGITS_MAX: Final = 30
 """Of a number in JSON; a longer one stays text, which the check of its key refuses by name."""
 _LONG_NUMBER: Final = re.compile(r"\d[\d_]{4000}")
-_GROUPS: Final = {"full_attention": "full", "sliding_attention": "swa"}
 
 
 def read_toml(file: Path) -> Instance:
@@ -60,23 +57,24 @@ def read_model_config(
     Full and sliding window layers become groups `full` and `swa`; latent attention is recognised by
     `kv_lora_rank`.
 
-    Raises:  ConfigError: no such file, a key that it lacks, a value that no model has, layers that
-             are no attention; names file and key.
+    Raises:  ConfigError: no such file, a key that it lacks, a value that no model has, layers of
+             another kind or that the file does not tell apart; names file and key.
     """
     config = _model_config(file)
     with _naming(file):
-        heads, shape = _heads(config)
-        terms = replace(sizes.terms, heads=heads, layers="num_hidden_layers")
+        check_layout(config, layout)
+        heads_key, shape = heads(config)
+        terms = replace(sizes.terms, heads=heads_key, layers="num_hidden_layers")
         values: dict[str, object] = {
             "layout": layout,
             "page_size": page_size,
             "pages": PAGES,
-            "dtype": dtype or _stored_dtype(config),
+            "dtype": dtype or stored_dtype(config),
             **shape,
         }
         if relayout is not None:
             values["relayout"] = relayout
-        groups = _layer_groups(config)
+        groups = layer_groups(config)
         every = sorted(layer for ids in groups.values() for layer in ids)
         parts = [
             describe({**values, "layers": ids, "group": name}, replace(sizes, terms=terms), every)
@@ -143,79 +141,3 @@ def _together(parts: list[Instance]) -> Instance:
             held.setdefault(rank, []).append(layout)
     workers = sorted(held.items(), key=lambda item: item[0].index)
     return replace(parts[0], workers=tuple((rank, combine(*found)) for rank, found in workers))
-
-
-def _heads(config: dict[str, object]) -> tuple[str, dict[str, object]]:
-    """The key that says how many KV heads there are, and the values of heads."""
-    if config.get("kv_lora_rank") is not None:
-        return MLA_KEYS[0], {key: _number(config, key) for key in MLA_KEYS}
-    attention = _number(config, "num_attention_heads")
-    heads = "num_key_value_heads"
-    if config.get(heads) is None:
-        heads = "num_attention_heads"
-    width = _number(config, "head_dim") if config.get("head_dim") is not None else 0
-    if not width:
-        hidden = _number(config, "hidden_size")
-        width = hidden // attention
-        if not width:
-            raise ConfigError(
-                f"hidden_size is {hidden} and num_attention_heads is {attention}: no width is left "
-                "for a head. Give head_dim",
-                fields={"hidden_size": str(hidden), "num_attention_heads": str(attention)},
-            )
-    values = _number(config, "v_head_dim") if config.get("v_head_dim") is not None else width
-    return heads, {
-        "total_kv_heads": _number(config, heads),
-        "head_dim": width,
-        "v_head_dim": values,
-    }
-
-
-def _stored_dtype(config: dict[str, object]) -> str:
-    """The dtype of the model, which is the cache's where no flag says otherwise."""
-    for key in ("torch_dtype", "dtype"):
-        value = config.get(key)
-        if value is None or value == "":
-            continue
-        if not isinstance(value, str) or value not in ITEM_BYTES:
-            raise ConfigError(
-                f"{key} is {shown(value)}; known are {', '.join(ITEM_BYTES)}: give --dtype",
-                fields={key: shown(value)},
-            )
-        return value
-    return "bfloat16"
-
-
-def _layer_groups(config: dict[str, object]) -> dict[str, list[int]]:
-    """Global layers by the name of their group."""
-    kinds = config.get("layer_types")
-    most = limits.PLANES_MAX
-    if kinds is None:
-        return {"full": list(range(_number(config, "num_hidden_layers", most)))}
-    if not isinstance(kinds, list) or not 1 <= len(kinds) <= most:
-        raise ConfigError(
-            f"layer_types is {shown(kinds)}; a list of 1 to {most} kinds is needed, one a layer",
-            fields={"layer_types": shown(kinds)},
-        )
-    found: dict[str, list[int]] = {}
-    for layer, kind in enumerate(kinds):
-        if not isinstance(kind, str) or kind not in _GROUPS:
-            raise ConfigError(
-                f"layer_types has {shown(kind)}; only {', '.join(_GROUPS)} have KV pages. Describe "
-                "recurrent state with pdxfer.layout in Python",
-                fields={"layer_types": shown(kind)},
-            )
-        found.setdefault(_GROUPS[kind], []).append(layer)
-    if config.get("num_hidden_layers") is not None:
-        count = _number(config, "num_hidden_layers", most)
-        if count != len(kinds):
-            raise ConfigError(
-                f"layer_types has {len(kinds)} kinds and num_hidden_layers is {count}; give one "
-                "kind a layer",
-                fields={"layer_types": str(len(kinds)), "num_hidden_layers": str(count)},
-            )
-    return found
-
-
-def _number(config: dict[str, object], key: str, most: int = NUMBER_MAX) -> int:
-    return number(key, config.get(key), most=most)
