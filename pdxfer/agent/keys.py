@@ -58,6 +58,46 @@ class ClientKeys:
     server_public: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """Where a key was asked from, for texts."""
+
+    name: str
+    value: str
+    remedy: str
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+        return Path(self.value)
+
+    def wrong(self, what: str, *, file: Path | None = None, remedy: str = "") -> ConfigError:
+        """This setting, its value, what is wrong, what to do.
+
+        Args:    file: of a folder. remedy: instead of the usual one.
+        """
+        inside = f"{file.name}: " if file is not None and file != self.path else ""
+        return ConfigError(
+            f"{self.name} = {self.value!r}: {inside}{what}; {remedy or self.remedy}",
+            fields={self.name: self.value},
+        )
+
+    def unreadable(self, error: OSError, *, file: Path | None = None) -> ConfigError:
+        """What the system says of it."""
+        denied = isinstance(error, PermissionError)
+        return self.wrong(
+            error.strerror or str(error),
+            file=file,
+            remedy="let the user of this daemon read it" if denied else "",
+        )
+
+
+def _secret_setting(file: str | os.PathLike[str]) -> _Setting:
+    return _Setting(
+        "key_file", os.fspath(file), "name the .key file of this daemon; `pdxfer keygen` makes one"
+    )
+
+
 class AllowList:
     """Public keys of the clients that may connect; read again when the file or directory changes.
 
@@ -67,6 +107,11 @@ class AllowList:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._setting = _Setting(
+            "client_keys",
+            os.fspath(path),
+            "make the folder and copy the .pub file of each decode daemon into it",
+        )
         self._names: dict[bytes, str] = {}
         self._seen: tuple[tuple[str, int, int], ...] = ()
         self._reload()
@@ -96,14 +141,14 @@ class AllowList:
             files = self._files()
             stats = [(file, file.stat()) for file in files]
         except OSError as error:
-            raise _unreadable("allow-list", self.path, error) from error
+            raise self._setting.unreadable(error) from error
         seen = tuple((str(file), info.st_mtime_ns, info.st_size) for file, info in stats)
         if seen == self._seen and self._names:
             return
         names: dict[bytes, str] = {}
         for file in files:
-            for number, line in enumerate(_lines(file, "allow-list"), 1):
-                key, name = _parse(line, PUBLIC_TAG, file, number)
+            for number, line in enumerate(_lines(self._setting, file), 1):
+                key, name = _parse(line, PUBLIC_TAG, self._setting, file, number)
                 names[key] = name or file.stem
         self._names, self._seen = names, seen
 
@@ -143,9 +188,15 @@ def load_server_keys(
 ) -> ServerKeys:
     """The keys of a prefill agent.
 
-    Raises:  ConfigError naming the file and what is wrong with it.
+    Raises:  ConfigError naming the setting, its value and what to do.
     """
     check_curve()
+    if not os.fspath(allowed):
+        raise ConfigError(
+            f"key_file is {os.fspath(secret_file)!r} and client_keys is not set, so nobody would "
+            "be let in: set client_keys to a folder with the .pub file of each decode daemon",
+            fields={"key_file": os.fspath(secret_file), "client_keys": ""},
+        )
     return ServerKeys(load_pair(secret_file), AllowList(allowed))
 
 
@@ -154,14 +205,22 @@ def load_client_keys(
 ) -> ClientKeys:
     """The keys of a decode agent.
 
-    Raises:  ConfigError naming the file and what is wrong with it.
+    Raises:  ConfigError naming the setting, its value and what to do.
     """
     check_curve()
-    file = Path(server_public_file)
-    lines = _lines(file, "server public key")
-    if len(lines) != 1:
-        raise ConfigError(f"server public key {file}: {len(lines)} keys, expected 1")
-    return ClientKeys(load_pair(secret_file), _parse(lines[0], PUBLIC_TAG, file, 1)[0])
+    if not os.fspath(server_public_file):
+        raise ConfigError(
+            f"key_file is {os.fspath(secret_file)!r} and server_key is not set, so no prefill "
+            "daemon would be known: set server_key to the .pub file of the prefill daemons",
+            fields={"key_file": os.fspath(secret_file), "server_key": ""},
+        )
+    setting = _Setting(
+        "server_key",
+        os.fspath(server_public_file),
+        "copy the .pub file of the prefill daemon's pair there",
+    )
+    line = _only_line(setting)
+    return ClientKeys(load_pair(secret_file), _parse(line, PUBLIC_TAG, setting, setting.path, 1)[0])
 
 
 def load_pair(secret_file: str | os.PathLike[str]) -> KeyPair:
@@ -169,19 +228,13 @@ def load_pair(secret_file: str | os.PathLike[str]) -> KeyPair:
 
     Raises:  ConfigError when others may read the file, or its content is no secret key.
     """
-    file = Path(secret_file)
-    try:
-        mode = stat.S_IMODE(file.stat().st_mode)
-    except OSError as error:
-        raise _unreadable("secret key", file, error) from error
+    setting = _secret_setting(secret_file)
+    secret, _ = _parse(_only_line(setting), SECRET_TAG, setting, setting.path, 1)
+    mode = stat.S_IMODE(setting.path.stat().st_mode)
     if mode & 0o077:
-        raise ConfigError(
-            f"secret key {file}: mode {mode:04o} lets others read it; chmod 600 {file}"
+        raise setting.wrong(
+            f"mode {mode:04o} lets others read it", remedy=f"chmod 600 {setting.value}"
         )
-    lines = _lines(file, "secret key")
-    if len(lines) != 1:
-        raise ConfigError(f"secret key {file}: {len(lines)} keys, expected 1")
-    secret, _ = _parse(lines[0], SECRET_TAG, file, 1)
     return KeyPair(public=zmq.curve_public(secret), secret=secret)
 
 
@@ -196,32 +249,39 @@ def check_curve() -> None:
         )
 
 
-def _lines(file: Path, what: str) -> list[str]:
+def _only_line(setting: _Setting) -> str:
+    lines = _lines(setting, setting.path)
+    if len(lines) != 1:
+        raise setting.wrong(f"{len(lines)} keys, expected 1")
+    return lines[0]
+
+
+def _lines(setting: _Setting, file: Path) -> list[str]:
     try:
         if file.stat().st_size > _KEY_FILE_BYTES_MAX:
-            raise ConfigError(f"{what} {file}: larger than {_KEY_FILE_BYTES_MAX} bytes")
+            raise setting.wrong(f"larger than {_KEY_FILE_BYTES_MAX} bytes", file=file)
         text = file.read_text(encoding="ascii")
     except OSError as error:
-        raise _unreadable(what, file, error) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{what} {file}: not a text file of keys") from error
+        raise setting.unreadable(error, file=file) from error
+    except ValueError as error:
+        raise setting.wrong("not a text file of keys", file=file) from error
     return [line for line in text.splitlines() if line.strip() and not line.startswith("# ")]
 
 
-def _parse(line: str, tag: str, file: Path, number: int) -> tuple[bytes, str]:
+def _parse(line: str, tag: str, setting: _Setting, file: Path, number: int) -> tuple[bytes, str]:
     """(Z85 key, name) of one line."""
     words = line.split()
     if words[0] != tag:
         other = SECRET_TAG if tag == PUBLIC_TAG else PUBLIC_TAG
         hint = " (this is the other file of the pair)" if words[0] == other else ""
-        raise ConfigError(f"{file}: key {number} does not start with {tag!r}{hint}")
+        raise setting.wrong(f"key {number} does not start with {tag!r}{hint}", file=file)
     key = words[1].encode("ascii") if len(words) > 1 else b""
     try:
         valid = len(key) == _Z85_LENGTH and len(z85.decode(key)) == _Z85_LENGTH * 4 // 5
     except (KeyError, ValueError):
         valid = False
     if not valid:
-        raise ConfigError(f"{file}: key {number} is not {_Z85_LENGTH} characters of Z85")
+        raise setting.wrong(f"key {number} is not {_Z85_LENGTH} characters of Z85", file=file)
     return key, words[2] if len(words) > 2 else ""
 
 
@@ -231,7 +291,3 @@ def _create(file: Path, text: str, mode: int) -> None:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _unreadable(what: str, file: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{what} {file}: {error.strerror}; `pdxfer keygen` makes one")

@@ -91,17 +91,49 @@ def test_a_file_that_is_no_secret_is_refused(tmp_path, content, text):
         load_pair(file)
 
 
-def test_missing_files_are_named_with_the_remedy(tmp_path):
+def test_missing_files_are_named_with_setting_value_and_remedy(tmp_path):
     secret, _ = generate(tmp_path, "a")
     missing = tmp_path / "missing"
-    for call in (
-        lambda: load_pair(missing),
-        lambda: load_client_keys(secret, missing),
-        lambda: load_server_keys(secret, missing),
-        lambda: AllowList(missing),
+    text = f"'{missing}': No such file or directory; "
+    for call, told in (
+        (lambda: load_pair(missing), f"key_file = {text}name the .key file of this daemon; `pdx"),
+        (lambda: load_client_keys(secret, missing), f"server_key = {text}copy the .pub file of"),
+        (lambda: load_server_keys(secret, missing), f"client_keys = {text}make the folder and "),
+        (lambda: AllowList(missing), f"client_keys = {text}make the folder and copy the .pub"),
     ):
-        with pytest.raises(ConfigError, match=r"missing: No such file.*pdxfer keygen"):
+        with pytest.raises(ConfigError) as caught:
             call()
+        assert str(caught.value).startswith(told)
+
+
+def test_folders_in_place_of_files_are_named(tmp_path):
+    secret, _ = generate(tmp_path, "a")
+    with pytest.raises(ConfigError, match=r"key_file = .*: Is a directory; name the \.key file"):
+        load_pair(tmp_path)
+    with pytest.raises(ConfigError, match=r"server_key = .*: Is a directory; copy the \.pub file"):
+        load_client_keys(secret, tmp_path)
+
+
+def test_a_setting_without_the_other_names_both(tmp_path):
+    secret, _ = generate(tmp_path, "a")
+    with pytest.raises(ConfigError, match=r"key_file is .*a\.key' and client_keys is not set"):
+        load_server_keys(secret, "")
+    with pytest.raises(ConfigError, match=r"key_file is .*a\.key' and server_key is not set"):
+        load_client_keys(secret, "")
+
+
+def test_the_public_file_in_place_of_the_secret_is_told_so_before_its_mode(tmp_path):
+    _, public = generate(tmp_path, "a")
+    with pytest.raises(ConfigError, match=r"key_file = .*other file of the pair"):
+        load_pair(public)
+
+
+def test_a_wrong_file_of_a_folder_is_named(tmp_path):
+    (tmp_path / "bad.pub").write_text("broken line\n")
+    with pytest.raises(ConfigError) as caught:
+        AllowList(tmp_path)
+    text = f"client_keys = '{tmp_path}': bad.pub: key 1 does not start with 'pdxfer-curve-public'; "
+    assert str(caught.value).startswith(text)
 
 
 def test_client_keys_pin_the_server(tmp_path):
