@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pdxfer.cli.plan_models import check_layout, heads, layer_groups, stored_dtype
 from pdxfer.cli.plan_sides import PAGES, Instance, Sizes, describe
 from pdxfer.cli.plan_values import shown
+from pdxfer.daemon import toml_text
 from pdxfer.errors import ConfigError
 from pdxfer.layout import combine
 
@@ -104,7 +105,7 @@ def _why(error: Exception, text: str) -> str:
     long = next((line for line in text.splitlines() if _LONG_NUMBER.search(line)), None)
     if long is not None:
         return f"{shown(long)} has a number of thousands of digits; give one that a cache may have"
-    return str(error)
+    return toml_text.why(error, text)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import difflib
 import os
 import tempfile
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, get_args
 
@@ -19,12 +19,15 @@ import msgspec
 
 from pdxfer import limits
 from pdxfer.agent.config import AgentConfig
+from pdxfer.daemon import toml_text
 from pdxfer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 DEFAULT_BIND: Final = "tcp://127.0.0.1:7411"
+LANES: Final = ("cma", "tcp")
+"""Of this build, best first."""
 ENVIRONMENT_PREFIX: Final = "PDXFER_"
 FILE_VARIABLE: Final = "PDXFER_CONFIG"
 _PREFILL: Final = {"role": "prefill"}
@@ -42,19 +45,21 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     bind: Annotated[
         str,
         _Meta(
-            description="address to serve on: prefill's control socket (port 0 takes a free one), "
-            "and by its network device the lanes of both"
+            description="control address to listen on, port 0 takes a free one; its network device "
+            "carries the lanes"
         ),
     ] = DEFAULT_BIND
     advertise: Annotated[
         str,
         _Meta(
-            description="control address told to decode, where `bind` is not one", extra=_PREFILL
+            description="host name or address told to decode, where `bind` is every address",
+            extra=_PREFILL,
         ),
     ] = ""
     lanes: Annotated[
-        tuple[str, ...], _Meta(description="lanes offered, best first, of: cma, tcp", min_length=1)
-    ] = ("cma", "tcp")
+        tuple[str, ...],
+        _Meta(description=f"lanes offered, best first, of: {', '.join(LANES)}", min_length=1),
+    ] = LANES
     ucx: Annotated[
         str, _Meta(description="which UCX library: auto, wheel, system or a directory")
     ] = "auto"
@@ -66,10 +71,14 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     client_keys: Annotated[
         str,
-        _Meta(description="file of public keys of the decode daemons let in", extra=_PREFILL),
+        _Meta(
+            description="folder of the .pub files of the decode daemons let in, or one file of "
+            "their lines",
+            extra=_PREFILL,
+        ),
     ] = ""
     server_key: Annotated[
-        str, _Meta(description="file of the public key of the prefill daemons", extra=_DECODE)
+        str, _Meta(description=".pub file of the prefill daemons' key", extra=_DECODE)
     ] = ""
     insecure: Annotated[
         bool, _Meta(description="allow an address that is not loopback without keys")
@@ -128,12 +137,51 @@ class Setting:
         if self.is_list and isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
         try:
-            return msgspec.convert(value, self.kind, strict=False)
+            converted: object = msgspec.convert(value, self.kind, strict=False)
         except msgspec.ValidationError as error:
-            raise ConfigError(
-                f"{self.name} = {value!r} ({origin}): {error}. It is: {self.help}",
-                fields={self.name: repr(value)},
-            ) from error
+            raise self._wrong(value, origin, str(error)) from error
+        wrong = _CHECKS[self.name](converted) if self.name in _CHECKS else ""
+        if wrong:
+            raise self._wrong(value, origin, wrong)
+        return converted
+
+    def _wrong(self, value: object, origin: str, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self.name} = {value!r} ({origin}): {what}. It is: {self.help}",
+            fields={self.name: repr(value)},
+        )
+
+
+def _address(value: object) -> str:
+    from pdxfer.agent.control_socket import split_address  # with ZeroMQ
+
+    try:
+        split_address(str(value), "bind")
+    except ConfigError:
+        return f"expected tcp://HOST:PORT, such as {DEFAULT_BIND}"
+    return ""
+
+
+def _host(value: object) -> str:
+    if "/" in str(value):
+        return "expected a host alone; the port is that of bind"
+    return ""
+
+
+def _lane_names(value: object) -> str:
+    assert isinstance(value, tuple)
+    unknown = [repr(lane) for lane in value if lane not in LANES]
+    if unknown:
+        return f"no lane {', '.join(unknown)} in this build, take {' or '.join(LANES)}"
+    return ""
+
+
+_CHECKS: Final[Mapping[str, Callable[[object], str]]] = {
+    "bind": _address,
+    "advertise": _host,
+    "lanes": _lane_names,
+}
+"""What is wrong with a value of the right type; empty: nothing."""
 
 
 def _settings() -> dict[str, Setting]:
@@ -148,11 +196,21 @@ def _settings() -> dict[str, Setting]:
 
 
 SETTINGS: Final = _settings()
+_OF_DECODE: Final = {
+    "bind": replace(
+        SETTINGS["bind"],
+        default="tcp://127.0.0.1:0",
+        help="an address of this machine: its network device carries the lanes; no socket is "
+        "opened on it",
+    )
+}
+"""Rows that say something else at decode."""
 
 
 def settings_of(role: str) -> list[Setting]:
     """The rows that a daemon of this role knows, in the order of the table."""
-    return [row for row in SETTINGS.values() if row.role in {"", role}]
+    own = {**SETTINGS, **_OF_DECODE} if role == "decode" else SETTINGS
+    return [row for row in own.values() if row.role in {"", role}]
 
 
 def resolve(
@@ -168,16 +226,30 @@ def resolve(
     """
     if file is None and environment.get(FILE_VARIABLE):
         file = Path(environment[FILE_VARIABLE])
-    values: dict[str, object] = {}
+    rows = {row.name: row for row in settings_of(role)}
+    values = {row.name: row.default for row in rows.values()}
     if file is not None:
         values.update(_from_file(role, file))
     values.update(_from_environment(role, environment))
     for name, text in flags.items():
-        values[name] = SETTINGS[name].convert(text, SETTINGS[name].flag)
+        values[name] = rows[name].convert(text, rows[name].flag)
     config = msgspec.convert(values, DaemonConfig)
+    _check_keys(role, config)
     if not config.socket_path:
         config = msgspec.structs.replace(config, socket_path=default_socket_path(role))
     return config
+
+
+def _check_keys(role: str, config: DaemonConfig) -> None:
+    """Refuses the keys of others without a key of its own, which would not be looked at."""
+    name = "client_keys" if role == "prefill" else "server_key"
+    value = getattr(config, name)
+    if value and not config.key_file:
+        raise ConfigError(
+            f"{name} is {value!r} and key_file is not set, so it would mean nothing: set key_file "
+            f"to the .key file of this daemon (`pdxfer keygen` makes one), or leave {name} out",
+            fields={name: value, "key_file": ""},
+        )
 
 
 def agent_config(role: str, settings: DaemonConfig) -> AgentConfig:
@@ -202,39 +274,44 @@ def default_socket_path(role: str) -> str:
 
 
 def _from_file(role: str, file: Path) -> dict[str, object]:
+    text = ""
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the configuration file {file}: {error}") from error
+        raise ConfigError(
+            f"cannot read the configuration file {file}: {toml_text.why(error, text)}"
+        ) from error
+    rows = {row.name: row for row in settings_of(role)}
     values = {}
     for name, value in content.items():
-        row = SETTINGS.get(name)
-        if row is None:
-            raise _unknown(f"key {name!r} in {file}", name, [*SETTINGS])
-        if row.role not in {"", role}:
+        other = SETTINGS.get(name)
+        if name not in rows and other is not None:
             raise ConfigError(
-                f"key {name!r} in {file} is a setting of pdxfer-{row.role}, not of pdxfer-{role}",
+                f"key {name!r} in {file} is a setting of pdxfer-{other.role}, not of pdxfer-{role}",
                 fields={"key": name},
             )
-        values[name] = row.convert(value, str(file))
+        if name not in rows:
+            raise _unknown(f"key {name!r} in {file}", name, [*rows])
+        values[name] = rows[name].convert(value, str(file))
     return values
 
 
 def _from_environment(role: str, environment: Mapping[str, str]) -> dict[str, object]:
-    known = {row.variable: row for row in SETTINGS.values()}
+    rows = {row.variable: row for row in settings_of(role)}
+    others = {row.variable for row in SETTINGS.values()}  # both daemons may share one environment
     values = {}
     for variable, text in environment.items():
         if variable == FILE_VARIABLE or not variable.startswith(ENVIRONMENT_PREFIX):
             continue
-        row = known.get(variable)
-        if row is None:
-            raise _unknown(f"environment variable {variable}", variable, [*known, FILE_VARIABLE])
-        if row.role in {"", role}:  # both daemons may share one environment
-            values[row.name] = row.convert(text, variable)
+        if variable in rows:
+            values[rows[variable].name] = rows[variable].convert(text, variable)
+        elif variable not in others:
+            raise _unknown(f"environment variable {variable}", variable, [*rows, FILE_VARIABLE])
     return values
 
 
 def _unknown(what: str, name: str, known: list[str]) -> ConfigError:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(sorted(known))}"
     return ConfigError(f"unknown {what}; {hint}", fields={"key": name})

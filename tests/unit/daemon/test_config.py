@@ -55,12 +55,55 @@ def test_lists_numbers_and_booleans_are_read_from_text():
         ("log_format = 'xml'", ["log_format", "'xml'", "json"]),
         ("server_key = 'x'", ["server_key", "pdxfer-decode"]),
         ("bind = [", ["daemon.toml"]),
+        ("bind = tcp", ["daemon.toml", "line 1", "'bind = tcp'", "text stands in quotes"]),
+        ("lanes = ['tcp', 'rdma']", ["lanes", "'rdma'", "daemon.toml", "take cma or tcp"]),
+        ("advertise = 'tcp://10.0.0.5:7411'", ["advertise", "a host alone"]),
+        ("client_keys = 'keys'", ["client_keys is 'keys'", "key_file is not set", "keygen"]),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path, text, needles):
     with pytest.raises(ConfigError) as caught:
         config.resolve("prefill", {}, {}, write(tmp_path, text))
     assert all(needle in str(caught.value) for needle in needles), str(caught.value)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    "bind", ["foo", "127.0.0.1:5", "tcp://127.0.0.1", "tcp://:5", "tcp://a:x", "ipc://x:1", ""]
+)
+def test_an_address_that_is_none_is_refused_by_both(role, bind):
+    with pytest.raises(ConfigError) as caught:
+        config.resolve(role, {"bind": bind}, {})
+    assert str(caught.value).startswith(
+        f"bind = {bind!r} (--bind): expected tcp://HOST:PORT, such as tcp://127.0.0.1:7411. It is: "
+    )
+
+
+@pytest.mark.parametrize("bind", ["tcp://*:7411", "tcp://[::1]:0", "tcp://node-1:7411"])
+def test_addresses_of_any_host(bind):
+    assert config.resolve("decode", {"bind": bind}, {}).bind == bind
+
+
+@pytest.mark.parametrize(("role", "other"), [("prefill", "server_key"), ("decode", "client_keys")])
+def test_known_keys_are_those_of_the_role(role, other, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        config.resolve(role, {}, {}, write(tmp_path, "zzzz = 1"))
+    known = str(caught.value).partition("known are: ")[2].split(", ")
+    assert known == sorted(row.name for row in config.settings_of(role))
+    assert other not in known
+
+
+def test_decode_shows_no_port_of_a_socket_that_it_does_not_open():
+    settings = config.resolve("decode", {}, {})
+    assert settings.bind == "tcp://127.0.0.1:0"
+    [row] = [row for row in config.settings_of("decode") if row.name == "bind"]
+    assert row.default == settings.bind
+    assert "network device" in row.help
+
+
+def test_a_server_key_without_a_key_of_its_own_is_refused():
+    with pytest.raises(ConfigError, match="server_key is 'x' and key_file is not set"):
+        config.resolve("decode", {"server_key": "x"}, {})
 
 
 def test_a_missing_file_is_named(tmp_path):
