@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pdxfer import __version__, limits, memory
+from pdxfer.daemon.config import LANES
 from pdxfer.errors import PdxferError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lane",
         action="append",
-        choices=["cma", "tcp"],
+        choices=LANES,
         help="a lane that has to work; may be repeated; default: both",
     )
     parser.add_argument(
@@ -58,18 +59,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the findings; 0 when every lane asked for works, 1 when one does not."""
-    wanted = tuple(options.lane or ("cma", "tcp"))
+    wanted = tuple(options.lane or LANES)
     findings = [check() for check in CHECKS]
-    findings += [lane_works(lane, options.ucx) for lane in ("tcp", "cma")]
+    findings += [lane_works(lane, options.ucx) for lane in reversed(LANES)]
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        mark = "ok  " if finding.good else ("BAD " if finding.needed_by else "note")
+        needed = any(lane in wanted for lane in finding.needed_by)
+        mark = "ok  " if finding.good else ("BAD " if needed else "note")
         print(f"{mark} {finding.name.ljust(width)}  {finding.text}")
-    missing = [lane for lane in wanted if any(not f.good and lane in f.needed_by for f in findings)]
-    if missing:
-        print(f"\nlanes that cannot serve here: {', '.join(missing)}")
+    lacking = {lane for finding in findings if not finding.good for lane in finding.needed_by}
+    print()
+    for lanes, can in (
+        ([lane for lane in LANES if lane in lacking], "cannot"),
+        ([lane for lane in LANES if lane not in lacking], "can"),
+    ):
+        if lanes:
+            print(f"lanes that {can} serve here: {', '.join(lanes)}")
+    if lacking.intersection(wanted):
         return 1
-    print(f"\nlanes that can serve here: {', '.join(wanted)}")
     print("Every UCX lane trusts its peer with the whole attached memory: use trusted networks.")
     return 0
 

@@ -37,9 +37,21 @@ def test_a_lane_that_cannot_work_is_named(stub, capsys):
     assert "cannot serve here: cma" in out
 
 
-def test_a_lane_not_asked_for_does_not_fail(stub):
+def test_a_lane_not_asked_for_does_not_fail(stub, capsys):
     stub(Finding("process_vm_writev", False, "Operation not permitted", ("cma",)))
     assert ask("tcp") == 0
+    out = capsys.readouterr().out
+    assert "note process_vm_writev" in out
+    assert "lanes that cannot serve here: cma\nlanes that can serve here: tcp\n" in out
+
+
+@pytest.mark.parametrize("asked", ["tcp", "cma"])
+def test_every_lane_that_can_serve_is_told_whichever_was_asked_for(stub, capsys, asked):
+    stub(Finding("uvloop", True, "1.0", ("tcp", "cma")))
+    assert ask(asked) == 0
+    out = capsys.readouterr().out
+    assert "ok   cma" in out
+    assert "lanes that can serve here: cma, tcp" in out
 
 
 def test_a_note_does_not_fail(stub, capsys):
