@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import socket
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from pdxfer import limits
 from pdxfer.client.channel import Channel
 from pdxfer.daemon.config import default_socket_path
-from pdxfer.errors import RemoteProtocolError
+from pdxfer.errors import ConfigError, DaemonUnavailableError, RemoteProtocolError
 from pdxfer.local.messages import AgentStatus, AskStatus
 
 if TYPE_CHECKING:
     import argparse
+
+_UCRED: Final = struct.Struct("3i")
+"""Of SO_PEERCRED: pid, uid, gid."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what the daemon says; 0 when it answered."""
-    status = ask(options.socket_path or default_socket_path(options.role), options.timeout_s)
+    socket_path = options.socket_path or default_socket_path(options.role)
+    status = ask(socket_path, options.timeout_s)
+    if status.role != options.role:
+        raise ConfigError(
+            f"asked for the {options.role} daemon, and at {socket_path} a {status.role} daemon "
+            f"answers: run `pdxfer status {status.role}`, or give --socket-path of the "
+            f"{options.role} daemon",
+            fields={"role": f"asked={options.role}, answered={status.role}"},
+        )
     print(json.dumps(plain(status), indent=1) if options.json else text(status))
     return 0
 
@@ -35,16 +49,48 @@ def run(options: argparse.Namespace) -> int:
 def ask(socket_path: str, timeout_s: float) -> AgentStatus:
     """One question, one answer.
 
-    Raises:  DaemonUnavailableError when nobody answers there.
+    Raises:  DaemonUnavailableError when nobody answers there; one who is there and silent is named.
     """
-    channel = Channel(socket_path, timeout_s)
     try:
-        answer, _ = channel.request(AskStatus(request=channel.new_request()))
-    finally:
-        channel.close()
+        channel = Channel(socket_path, timeout_s)
+        try:
+            answer, _ = channel.request(AskStatus(request=channel.new_request()))
+        finally:
+            channel.close()
+    except DaemonUnavailableError as error:
+        raise DaemonUnavailableError(f"{error}{silent(socket_path)}", retryable=True) from error
     if not isinstance(answer, AgentStatus):
         raise RemoteProtocolError(f"the agent answered AskStatus with {type(answer).__name__}")
     return answer
+
+
+def silent(socket_path: str) -> str:
+    """What may keep a daemon that listens from answering, and what to do; empty: none listens."""
+    longer = "give a longer --timeout-s, and look at its log and its CPU time"
+    try:
+        pid = _listener(socket_path)
+    except BlockingIOError:
+        pid = 0  # more are waiting than it lets
+    except OSError:
+        return ""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return f". Its process is stopped (then kill -CONT it), or busy: {longer}"
+    # The state stands behind the name in parentheses, which may hold anything.
+    if state.rpartition(") ")[2][:1] in {"T", "t"}:
+        return f". Its process {pid} is stopped (SIGSTOP, or a debugger): kill -CONT {pid}"
+    return f". Its process {pid} is not stopped, but busy with something else: {longer}"
+
+
+def _listener(socket_path: str) -> int:
+    """The process that listens there; 0: not seen from here."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        probe.connect(socket_path)
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid: int = _UCRED.unpack(credentials)[0]
+    return pid
 
 
 def plain(status: AgentStatus) -> dict[str, object]:
