@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--negative",
         action="store_true",
-        help="give the decode side other weights: must say DIFFERENT and exit with 1",
+        help="give the decode side other weights: must say DIFFERENT and exit with 1 (`make demo` "
+        "then ends with make's own 2)",
     )
     parser.add_argument(
         "--model",
@@ -68,7 +69,8 @@ def run(options: argparse.Namespace) -> int:
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         sys.stderr.write(
-            f"pdxfer demo needs {' and '.join(missing)}: pip install 'pdxfer[demo,ucx]'\n"
+            f"pdxfer demo needs {' and '.join(missing)}. In a checkout of pdxfer: make demo, or "
+            "pip install '.[demo,ucx]'\n"
         )
         return 2
     if options.model == "smollm2" and options.negative:

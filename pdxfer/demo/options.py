@@ -48,7 +48,11 @@ class Side:
                 fields={"tp": str(self.tp), "kv_heads": str(heads)},
             )
         if self.page_size < 1:
-            raise ConfigError(f"--page-size gives {name} pages of {self.page_size} tokens")
+            raise ConfigError(
+                f"--page-size gives {name} pages of {self.page_size} tokens. Take 1 or more for "
+                f"both sides, as in --page-size {PAGE_SIZE}:64",
+                fields={"page_size": str(self.page_size)},
+            )
 
 
 @dataclass(frozen=True, slots=True)

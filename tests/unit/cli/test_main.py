@@ -2,6 +2,7 @@
 
 import pytest
 
+from pdxfer.cli import demo
 from pdxfer.cli import main as command_line
 from pdxfer.cli.main import COMMANDS, main
 from pdxfer.errors import ConfigError, PeerError
@@ -53,7 +54,7 @@ def test_the_negative_demo_needs_a_model_with_other_weights(capsys):
     [
         (("--prefill-tp", "3"), "--prefill-tp is 3, and llama has 4 KV heads"),
         (("--model", "qwen3", "--decode-tp", "0"), "--decode-tp is 0, and qwen3 has 2 KV heads"),
-        (("--page-size", "16:0"), "--page-size gives decode pages of 0 tokens"),
+        (("--page-size", "16:0"), "--page-size gives decode pages of 0 tokens. Take 1 or more"),
     ],
 )
 def test_a_demo_that_no_pool_can_be_made_for(flags, told, capsys):
@@ -69,3 +70,12 @@ def test_flags_of_the_demo_that_say_nothing(flags, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["demo", *flags])
     assert flags[0] in capsys.readouterr().err
+
+
+def test_the_demo_without_torch_names_the_checkout_and_no_package_of_an_index(capsys, monkeypatch):
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
+    assert main(["demo"]) == 2
+    err = capsys.readouterr().err
+    assert "needs torch and transformers. In a checkout of pdxfer: make demo, or pip install" in err
+    assert "'.[demo,ucx]'" in err
+    assert "pdxfer[" not in err
