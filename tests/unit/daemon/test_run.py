@@ -8,8 +8,10 @@ import signal
 import pytest
 
 from pdxfer import limits
+from pdxfer.agent import keys
+from pdxfer.agent.run import run_agent
 from pdxfer.daemon import config
-from pdxfer.daemon.run import Daemon, ExitCode, parser, write_ready_file
+from pdxfer.daemon.run import Daemon, ExitCode, main, parser, write_ready_file
 from pdxfer.errors import ConfigError, PeerError, ResourceError
 
 READY = {"addresses": ["tcp://127.0.0.1:5"], "socket": "s", "incarnation": b"\x01\x02"}
@@ -91,6 +93,31 @@ async def test_errors_map_to_exit_codes(error, before_ready, after_ready):
 
     assert await daemon(never_ready).run() == before_ready
     assert await daemon(breaks).run() == after_ready
+
+
+@pytest.mark.parametrize(("role", "needed"), [("prefill", "client_keys"), ("decode", "server_key")])
+async def test_a_key_without_those_of_the_others_is_a_bad_configuration(
+    tmp_path, caplog, role, needed
+):
+    """Its agent would let nobody in, or know nobody: it does not start."""
+    secret, _ = keys.generate(tmp_path, "a")
+    flags = {"key_file": str(secret), "bind": "tcp://127.0.0.1:0"}
+    settings = config.resolve(role, {**flags, "socket_path": str(tmp_path / "a.sock")}, {})
+    agent = config.agent_config(role, settings)
+    assert await Daemon(role, settings, agent, run_agent).run() == ExitCode.BAD_CONFIGURATION
+    [failed] = [record for record in caplog.records if record.message == "failed"]
+    assert f"key_file is '{secret}' and {needed} is not set" in failed.fields["text"]
+
+
+def test_a_lane_of_no_build_is_a_bad_configuration(capsys):
+    assert main("decode", ["--lanes", "rdma"]) == ExitCode.BAD_CONFIGURATION
+    assert "lanes = ['rdma'] (--lanes): no lane 'rdma' in this build" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_address_that_is_none_is_a_bad_configuration(capsys, role):
+    assert main(role, ["--bind", "tcp://127.0.0.1"]) == ExitCode.BAD_CONFIGURATION
+    assert "bind = 'tcp://127.0.0.1' (--bind): expected tcp://HOST" in capsys.readouterr().err
 
 
 def test_the_command_line_comes_from_the_table():
