@@ -124,7 +124,8 @@ class AllowList:
         try:
             self._reload()
         except ConfigError as error:
-            log.error("allow-list unreadable, nobody may connect", extra={"reason": str(error)})  # noqa: TRY400 the text says it all
+            reason = f"nobody may connect: {error}"
+            log.error("allow_list_unreadable", extra={"reason": reason})  # noqa: TRY400 the text says it all
             return None
         return self._names.get(public)
 
