@@ -18,7 +18,7 @@ class AgentConfig:
     bind: str = "tcp://127.0.0.1:0"
     """Prefill: control address to listen on. Both: the UCX lanes use the device that has it."""
     advertise: str = ""
-    """Prefill: control address told to workers, where `bind` is not the one to use."""
+    """Prefill: host of the address told to workers, where `bind` is a wildcard."""
     lanes: tuple[str, ...] = ("cma", "tcp")
     """Lanes offered, best first."""
     ucx: str = "auto"
@@ -28,7 +28,7 @@ class AgentConfig:
     key_file: str = ""
     """Own secret CURVE key."""
     client_keys: str = ""
-    """Prefill: file of the public keys of decode agents let in."""
+    """Prefill: folder of the public keys (`.pub`) of decode agents let in."""
     server_key: str = ""
     """Decode: file of the public key of the prefill agents."""
     insecure: bool = False
