@@ -82,6 +82,7 @@ def test_daemons_end_and_show_their_logs_when_the_command_fails(capfd):
 
 @pytest.mark.ucx
 def test_a_daemon_that_cannot_start_is_told_with_its_log():
-    with pytest.raises(ChildFailedError, match="no lane 'pigeon' in this build") as caught, DaemonPair("pigeon"):
+    refused = pytest.raises(ChildFailedError, match="no lane 'pigeon' in this build")
+    with refused as caught, DaemonPair("pigeon"):
         pass
     assert "exit code" in str(caught.value)
