@@ -31,7 +31,8 @@ def environment():
         run(sys.executable, "-m", "venv", "--clear", str(PLACE / "venv"))
         packages = sysconfig.get_path("purelib", vars={"base": str(PLACE / "venv")})
         own = Path(packages) / "project.pth"
-        own.write_text(sysconfig.get_path("purelib") + "\n")
+        # addsitedir, not the bare folder: an editable project is found by a .pth file in it.
+        own.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
         requirements = str(HERE / "sglang_requirements.txt")
         run(str(python), "-m", "pip", "install", "-q", "--no-deps", "-r", requirements)
         installed.write_text(wanted)
