@@ -301,8 +301,7 @@ class DecodeAgent(Agent):
 
     def tell(self, peer: bytes, message: Message) -> None:
         """Send a control message; the session with a peer that cannot be told is ended."""
-        known = self.machine.peers.get(peer)
-        link = self._links.get(known.address) if known is not None else None
+        link = self._link_to(peer)
         if link is None:
             return
         try:
@@ -310,11 +309,14 @@ class DecodeAgent(Agent):
         except PdxferError as error:
             self._end_session(peer, error)
 
+    def _link_to(self, peer: bytes) -> ControlLink | None:
+        known = self.machine.peers.get(peer)
+        return None if known is None else self._links.get(known.address)
+
     def _end_session(self, peer: bytes, error: PdxferError) -> None:
         fields = {"peer": peer.hex()[:12], "reason": str(error)}
         _LOG.warning("session_ended", extra={"fields": fields})
-        known = self.machine.peers.get(peer)
-        link = self._links.get(known.address) if known is not None else None
+        link = self._link_to(peer)
         if link is not None and link.peer == peer:
             link.refuse(error)
         self._leave(peer, str(error))  # also without a session any more

@@ -40,8 +40,6 @@ from pdxfer.wire.messages import (
     Message,
 )
 
-ENDING = frozenset({State.FENCING, State.QUARANTINED})
-
 
 class DecodeMachine:
     """All receives of one decode agent, and all prefill lives that send to it."""
@@ -101,16 +99,14 @@ class DecodeMachine:
         self.sources.barred.pop(worker_id, None)
         self._receives.departing.add(worker_id)
         error = PeerError(f"the decode worker of this room went away: {reason}", retryable=True)
-        for receiving in [r for r in self.live.values() if r.worker == worker_id]:
-            self._receives.fail(receiving, error, now)
+        self._receives.fail_worker(worker_id, error, now)
         self._announce()
         self._receives.free_departed(worker_id)
 
     def bar(self, worker_id: int, error: PdxferError, now: float) -> None:
         """The lane cannot have a worker's memory: its receives fail until it can."""
         self.sources.barred[worker_id] = error
-        for receiving in [r for r in self.live.values() if r.worker == worker_id]:
-            self._receives.fail(receiving, error, now)
+        self._receives.fail_worker(worker_id, error, now)
 
     def summary(self, worker_id: int, addresses: tuple[str, ...]) -> dict[str, object] | str:
         """The plan towards these addresses, or what is still awaited, in words.
@@ -266,9 +262,8 @@ class DecodeMachine:
         before = [worker.layout.fingerprint for worker in peer.workers.values()]
         peer.take_accept(message)
         self.sources.changed()
-        if self.sources.any_spread and before != [
-            w.layout.fingerprint for w in peer.workers.values()
-        ]:
+        after = [worker.layout.fingerprint for worker in peer.workers.values()]
+        if self.sources.any_spread and before != after:
             self._announce()
         if not peer.watched:
             peer.watched = True
@@ -378,8 +373,7 @@ class DecodeMachine:
         if peer_id in self.peers:
             self.peers[peer_id].silence = proof
         if proof:
-            for receiving in list(self.live.values()):
-                self._receives.prove(receiving, peer_id, proof)
+            self._receives.prove_all(peer_id, proof)
 
     def announce_to(self, peer_id: bytes) -> None:
         """A prefill life is told our workers, and a receive side if it has none.
@@ -392,9 +386,7 @@ class DecodeMachine:
 
     def sender_dead(self, peer_id: bytes) -> None:
         """The writing process of a prefill life is known to be dead (its pidfd is readable)."""
-        for receiving in list(self.live.values()):
-            if receiving.state in ENDING:
-                self._receives.prove(receiving, peer_id, "dead")
+        self._receives.prove_all(peer_id, "dead")
 
     # -- time --------------------------------------------------------------------------------
     def tick(self, now: float) -> None:

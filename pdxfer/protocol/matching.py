@@ -48,8 +48,7 @@ class Matching:
         if error is not None:
             self._refuse(peer, message, error, now)
         elif sending is None and (why := self.sends.why_failed(message)) is not None:
-            peer.bury(message.generation)
-            self.sends.tell_failed(peer.peer_id, message.generation, message.source_worker, why)
+            self._dismiss(peer, message, why)
         elif sending is None:
             peer.wait(message)
         else:
@@ -73,14 +72,18 @@ class Matching:
         return verdict.error
 
     def _refuse(self, peer: DecodePeer, message: Receive, error: PdxferError, now: float) -> None:
-        peer.bury(message.generation)
-        self.sends.tell_failed(peer.peer_id, message.generation, message.source_worker, error)
+        self._dismiss(peer, message, error)
         sending = self.sends.live.get((message.source_worker, message.room))
         if sending is not None and sending.state is State.WAITING:
             self.sends.fail(sending, error)
         elif not error.retryable:
             # The room's send, when it comes, fails with the same error.
             peer.keep_error(message.source_worker, message.room, error, now)
+
+    def _dismiss(self, peer: DecodePeer, receive: Receive, error: PdxferError) -> None:
+        """A receive is dead before it was matched; decode hears why."""
+        peer.bury(receive.generation)
+        self.sends.tell_failed(peer.peer_id, receive.generation, receive.source_worker, error)
 
     def _end_send(self, peer: DecodePeer, message: Receive, now: float) -> None:
         """The transfer has ended before this receive of it came: so does the room's send."""
@@ -115,13 +118,7 @@ class Matching:
                 f"{receive.receiver_count} is bound already"
             )
         if error is not None or verdict is None:
-            peer.bury(receive.generation)
-            self.sends.tell_failed(
-                peer.peer_id,
-                receive.generation,
-                receive.source_worker,
-                error or PeerError("no plan"),
-            )
+            self._dismiss(peer, receive, error or PeerError("no plan"))
             if isinstance(error, LayoutMismatchError | TransferError):
                 self.sends.fail(sending, error)
             return

@@ -87,6 +87,16 @@ class Receives:
             receiving.proofs.setdefault(peer_id, proof)
             self.settle_fence(receiving)
 
+    def prove_all(self, peer_id: bytes, proof: str) -> None:
+        """A prefill life can write no more of whatever has failed."""
+        for receiving in list(self.live.values()):
+            self.prove(receiving, peer_id, proof)
+
+    def fail_worker(self, worker_id: int, error: PdxferError, now: float) -> None:
+        """Start the end of all receives of a worker."""
+        for receiving in [r for r in self.live.values() if r.worker == worker_id]:
+            self.fail(receiving, error, now)
+
     def settle_fence(self, receiving: Receiving) -> None:
         """End a fenced receive once every sender that knew a page is proven silent."""
         if receiving.state in ENDING and not receiving.unproven:

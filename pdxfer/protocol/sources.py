@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pdxfer.errors import LayoutMismatchError, PdxferError, from_wire
@@ -79,37 +78,6 @@ def split_address(address: str) -> tuple[str, str]:
 
 def _names(addresses: tuple[str, ...], control: str) -> bool:
     return any(split_address(address)[0] == control for address in addresses)
-
-
-def gather(
-    addresses: Iterable[str], links: dict[str, Link], peers: dict[bytes, PrefillPeer]
-) -> Instance:
-    """Collect the source workers behind `addresses`.
-
-    Raises:
-        PdxferError: a link of them was refused; the reason of that link.
-    """
-    workers: dict[SourceKey, Worker] = {}
-    pending = ""
-    for address in addresses:
-        control, instance = split_address(address)
-        link = links.get(control)
-        if link is not None and link.error is not None:
-            raise link.error
-        peer = peers.get(link.peer_id) if link is not None else None
-        if peer is None or not peer.revision:
-            problem = link.problem if link is not None else ""
-            pending = pending or problem or f"no answer from the prefill agent at {control}"
-            continue
-        for worker in peer.workers.values():
-            if worker.instance == instance:
-                workers[peer.peer_id, worker.worker_id] = worker
-    attached, expected = missing_ranks(workers.values())
-    if not pending and not expected:
-        pending = f"no prefill worker is attached at {', '.join(addresses)}"
-    if not pending and attached < expected:
-        pending = f"{attached} of {expected} ranks attached"
-    return Instance(workers, pending)
 
 
 def verdicts(
@@ -191,8 +159,32 @@ class Sources:
         return bool(self._spread)
 
     def gather(self, addresses: tuple[str, ...]) -> Instance:
-        """As the function `gather`."""
-        return gather(addresses, self.links, self.peers)
+        """Collect the source workers behind `addresses`.
+
+        Raises:
+            PdxferError: a link of them was refused; the reason of that link.
+        """
+        workers: dict[SourceKey, Worker] = {}
+        pending = ""
+        for address in addresses:
+            control, instance = split_address(address)
+            link = self.links.get(control)
+            if link is not None and link.error is not None:
+                raise link.error
+            peer = self.peers.get(link.peer_id) if link is not None else None
+            if peer is None or not peer.revision:
+                problem = link.problem if link is not None else ""
+                pending = pending or problem or f"no answer from the prefill agent at {control}"
+                continue
+            for worker in peer.workers.values():
+                if worker.instance == instance:
+                    workers[peer.peer_id, worker.worker_id] = worker
+        attached, expected = missing_ranks(workers.values())
+        if not pending and not expected:
+            pending = f"no prefill worker is attached at {', '.join(addresses)}"
+        if not pending and attached < expected:
+            pending = f"{attached} of {expected} ranks attached"
+        return Instance(workers, pending)
 
     def agree(self, addresses: tuple[str, ...], worker: Worker) -> Pairs | str:
         """The pairs that both sides agree on, or what is still awaited, in words.
