@@ -147,3 +147,12 @@ def from_wire(error: WireError) -> PdxferError:
     """
     kind = _BY_CODE.get(error["code"], PeerError)
     return kind(error["text"], retryable=error["retryable"], fields=dict(error["fields"]))
+
+
+def repr_of(value: object) -> str:
+    """`repr`, also of a value that has none: for the text of an error about it."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        # An int of over 4300 digits, or a nest too deep to be walked.
+        return f"a value of type {type(value).__name__} too long to be shown"

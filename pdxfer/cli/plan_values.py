@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pdxfer import limits
-from pdxfer.errors import ConfigError
+from pdxfer.errors import ConfigError, repr_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -95,11 +95,7 @@ def choice(key: str, value: object, known: Iterable[str]) -> str:
 
 def shown(value: object) -> str:
     """Any value in at most a line, also one that `repr` cannot say."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        # A number of over 4300 digits, or a nest too deep to be walked.
-        return f"a value of type {type(value).__name__} too long to be shown"
+    text = repr_of(value)
     if len(text) <= _SHOWN_CHARACTERS:
         return text
     return f"{text[: _SHOWN_CHARACTERS - 3]}..."

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pdxfer import limits
-from pdxfer.errors import ConfigError
+from pdxfer.errors import ConfigError, repr_of
 from pdxfer.layout import KVLayout, Rank
 from pdxfer.memory import MemoryRange
 
@@ -27,7 +27,7 @@ def shown(value: object) -> str:
     """A value as a text shows it: short, on one line."""
     if isinstance(value, (str, bytes, bytearray)) and len(value) > _SHOWN_CHARACTERS:
         return f"{value[:_SHOWN_CHARACTERS]!r}... ({type(value).__name__} of {len(value)})"
-    text = " ".join(repr(value).split())
+    text = " ".join(repr_of(value).split())
     if len(text) > _SHOWN_CHARACTERS:
         return f"{text[:_SHOWN_CHARACTERS]}... ({type(value).__name__})"
     return text

@@ -100,12 +100,6 @@ class Hub:
         rng.choice(ready).step()
         return True
 
-    def break_path(self, sender: InprocFabric, peer: bytes, reason: str) -> None:
-        """Cut one path: the sender's tickets fail, the receiver hears of it."""
-        path = sender.paths.get(peer)
-        if path is not None:
-            path.fail(reason)
-
     def kill(self, fabric: InprocFabric) -> None:
         """The process of a fabric dies: its work is gone, every peer hears of it."""
         for peer, path in list(fabric.paths.items()):

@@ -263,3 +263,9 @@ def test_caches_may_keep_their_memory_in_any_sequence(prefill_agent):
     made.memory = list(made.memory)
     PrefillClient(prefill_agent.socket_path, made, rank=Rank()).close()
     made.shared.close()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_too_long_to_be_shown_is_a_typed_error_too(prefill, sign):
+    with pytest.raises(ConfigError, match="tokens=a value of type int too long to be shown"):
+        prefill.send(1, [1], tokens=sign * 10**5000)

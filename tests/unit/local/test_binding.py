@@ -2,6 +2,8 @@
 
 import os
 import socket
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -30,11 +32,21 @@ def test_a_file_in_place_of_the_folder(tmp_path):
     assert text == f"there is no folder {tmp_path}/file; make it or choose another path"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_the_right_to_write(tmp_path):
-    folder = tmp_path / "closed"
-    folder.mkdir(mode=0o500)
-    text = refusal(folder / "agent.sock", ResourceError)
+@pytest.fixture
+def nobody():
+    """Root may write anywhere: the test then runs as a user without rights."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(user)
+
+
+def test_a_folder_without_the_right_to_write(nobody):
+    with tempfile.TemporaryDirectory() as made:  # of that user, so in no folder of root's own
+        folder = Path(made) / "closed"
+        folder.mkdir(mode=0o500)
+        text = refusal(folder / "agent.sock", ResourceError)
     assert text == (
         f"cannot listen: Permission denied in folder {folder}; give this user the right to write "
         "there"
