@@ -9,12 +9,12 @@ import msgspec
 
 from pdxfer.agent.base import Agent
 from pdxfer.agent.config import AgentConfig
-from pdxfer.agent.control import ControlLink
-from pdxfer.agent.keys import load_client_keys
 from pdxfer.agent.lanes import MakeFabric
-from pdxfer.agent.links import Links
 from pdxfer.agent.ports import WorkerPort, to_pages
 from pdxfer.agent.receive_sides import ReceiveSides, silence_of
+from pdxfer.control.keys import load_client_keys
+from pdxfer.control.link import ControlLink
+from pdxfer.control.links import Links
 from pdxfer.errors import (
     ConfigError,
     LocalProtocolError,
@@ -33,7 +33,7 @@ from pdxfer.local.messages import (
     Refused,
     TransferStatus,
 )
-from pdxfer.protocol.decode import DecodeMachine
+from pdxfer.protocol.decode.machine import DecodeMachine
 from pdxfer.protocol.effects import Announce, Effect, WatchSender
 from pdxfer.protocol.state import FINAL
 from pdxfer.protocol.workers import Worker
@@ -238,7 +238,7 @@ class DecodeAgent(Agent):
     def _on_lost(self, control: str, peer: bytes, reason: str) -> None:
         _LOG.info("session_lost", extra={"fields": {"peer": peer.hex()[:12], "reason": reason}})
         self._leave(peer, reason)
-        self.machine.sources.link(control).problem = reason
+        self.machine.link_troubled(control, reason)
         self._settle_connecting()
         self.pump()
         self._links.watch(control)
@@ -366,7 +366,7 @@ class DecodeAgent(Agent):
             except PdxferError as error:
                 self.machine.bar(worker.worker_id, error, self.now())
             else:
-                self.machine.sources.barred.pop(worker.worker_id, None)
+                self.machine.unbar(worker.worker_id)
         return infos
 
     def _info(self, lane: str, worker: Worker) -> WorkerInfo:

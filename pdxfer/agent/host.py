@@ -26,25 +26,6 @@ def host_id() -> str:
     return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
 
 
-def canonical_address(address: str) -> str:
-    """One spelling of a control address (`tcp://host:port`, maybe `#instance`).
-
-    Two links to one prefill agent would take each other's place; names that need a name server are
-    left as they are.
-    """
-    control, mark, instance = address.strip().partition("#")
-    host, colon, port = control.removeprefix("tcp://").rpartition(":")
-    host = host.strip("[]").lower()
-    if host in ("localhost", "ip4-localhost"):
-        host = "127.0.0.1"
-    try:
-        numeric = ipaddress.ip_address(host)
-    except ValueError:
-        return f"tcp://{host}{colon}{port}{mark}{instance}"
-    shown = f"[{numeric}]" if numeric.version == 6 else str(numeric)
-    return f"tcp://{shown}:{port}{mark}{instance}"
-
-
 def device_of(bind: str) -> str:
     """The network device that has the address of `bind` (`tcp://host:port`).
 

@@ -10,10 +10,10 @@ import msgspec
 from pdxfer import limits
 from pdxfer.agent.base import Agent
 from pdxfer.agent.config import AgentConfig
-from pdxfer.agent.control import ControlServer
-from pdxfer.agent.keys import load_server_keys
 from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.ports import WorkerPort, to_pages
+from pdxfer.control.keys import load_server_keys
+from pdxfer.control.server import ControlServer
 from pdxfer.errors import ConfigError, LocalProtocolError, PdxferError
 from pdxfer.fabric.base import (
     Cancelled,
@@ -35,7 +35,7 @@ from pdxfer.local.messages import (
     TransferStatus,
 )
 from pdxfer.protocol.effects import Announce, Cancel, ClosePath, Effect, OpenPath, Post, PostCommit
-from pdxfer.protocol.prefill import PrefillMachine
+from pdxfer.protocol.prefill.machine import PrefillMachine
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.codec import encode_commit
 from pdxfer.wire.messages import Heartbeat, Hello, Message

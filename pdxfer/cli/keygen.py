@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pdxfer.agent import keys
+from pdxfer.control import keys
 
 if TYPE_CHECKING:
     import argparse

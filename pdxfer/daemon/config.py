@@ -153,10 +153,10 @@ class Setting:
 
 
 def _address(value: object) -> str:
-    from pdxfer.agent.control_socket import split_address  # with ZeroMQ
+    from pdxfer.control.socket import host_and_port  # with ZeroMQ
 
     try:
-        split_address(str(value), "bind")
+        host_and_port(str(value), "bind")
     except ConfigError:
         return f"expected tcp://HOST:PORT, such as {DEFAULT_BIND}"
     return ""

@@ -39,9 +39,9 @@ def run(request):
 @pytest.fixture
 def short_liveness(monkeypatch):
     """Silence ends a session after 0.6 s instead of 10."""
-    for module in ("pdxfer.protocol.session", "pdxfer.agent.control_peer"):
+    for module in ("pdxfer.control.session", "pdxfer.control.peer"):
         monkeypatch.setattr(f"{module}.LIVENESS_TIMEOUT_S", 0.6)
-    monkeypatch.setattr("pdxfer.agent.control_peer.HEARTBEAT_INTERVAL_S", 0.1)
+    monkeypatch.setattr("pdxfer.control.peer.HEARTBEAT_INTERVAL_S", 0.1)
 
 
 # -- messages --------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_a_server_that_stalls_loses_nothing(run):
 
 def test_what_a_full_queue_refuses_follows_in_order(run, monkeypatch):
     for direction in ("SEND", "RECEIVE"):
-        name = f"pdxfer.agent.control_socket.CONTROL_{direction}_QUEUE_MESSAGES"
+        name = f"pdxfer.control.socket.CONTROL_{direction}_QUEUE_MESSAGES"
         monkeypatch.setattr(name, 4)
 
     async def scenario():
@@ -347,7 +347,7 @@ def test_two_agents_of_one_role_are_refused(run):
 
 
 def test_more_sessions_than_the_limit_are_refused_for_now(run, monkeypatch):
-    monkeypatch.setattr("pdxfer.agent.control_server.CONTROL_SESSIONS_MAX", 1)
+    monkeypatch.setattr("pdxfer.control.server.CONTROL_SESSIONS_MAX", 1)
 
     async def scenario():
         async with Server() as server, Link(server.address) as first:

@@ -8,7 +8,7 @@ import os
 import pytest
 import uvloop
 
-from pdxfer.agent.keys import generate, load_client_keys, load_server_keys
+from pdxfer.control.keys import generate, load_client_keys, load_server_keys
 from pdxfer.errors import ConfigError, PeerError
 from pdxfer.wire.messages import Hello
 from tests.support.control import Link, RawPeer, Server, matched, until
@@ -168,7 +168,7 @@ def test_a_routing_id_belongs_to_the_key_it_first_came_with(run, keys):
 
 
 def test_the_oldest_idle_binding_of_a_key_is_forgotten_first(run, keys, monkeypatch):
-    monkeypatch.setattr("pdxfer.agent.control_server.CONTROL_BOUND_KEYS_MAX", 2)
+    monkeypatch.setattr("pdxfer.control.server.CONTROL_BOUND_KEYS_MAX", 2)
 
     async def scenario():
         async with Server(keys=keys.server) as server:

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from pdxfer import limits
-from pdxfer.agent import keys
 from pdxfer.client import DecodeClient, PrefillClient, State
+from pdxfer.control import keys
 from pdxfer.errors import (
     DaemonUnavailableError,
     LayoutMismatchError,

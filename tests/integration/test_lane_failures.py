@@ -385,7 +385,7 @@ async def test_addresses_that_nobody_answers_do_not_block_a_good_one(tmp_path, m
 
 
 async def test_a_link_without_a_socket_says_so_and_is_tried_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("pdxfer.agent.control_socket.CONTROL_SOCKETS_MAX", 4)
+    monkeypatch.setattr("pdxfer.control.socket.CONTROL_SOCKETS_MAX", 4)
     both = Both(tmp_path)
     async with both.workers() as (sender, reader, source, destination):
         await cross(both, sender, reader, source, destination, 1)
@@ -398,7 +398,7 @@ async def test_a_link_without_a_socket_says_so_and_is_tried_again(tmp_path, monk
 
 
 async def test_the_first_link_without_a_socket_leaves_nothing_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("pdxfer.agent.control_socket.CONTROL_SOCKETS_MAX", 2)
+    monkeypatch.setattr("pdxfer.control.socket.CONTROL_SOCKETS_MAX", 2)
     both = Both(tmp_path)
     async with both.workers() as (_, reader, _, _):
         with pytest.raises(ResourceError, match="no socket for the link to"):

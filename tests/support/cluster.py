@@ -27,8 +27,8 @@ from pdxfer.fabric.base import (
 from pdxfer.fabric.inproc import Hub, InprocFabric, InprocPath
 from pdxfer.layout import KVLayout, Pages, Rank
 from pdxfer.protocol import effects as fx
-from pdxfer.protocol.decode import DecodeMachine
-from pdxfer.protocol.prefill import PrefillMachine
+from pdxfer.protocol.decode.machine import DecodeMachine
+from pdxfer.protocol.prefill.machine import PrefillMachine
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire import codec

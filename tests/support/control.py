@@ -8,7 +8,8 @@ import os
 
 import zmq
 
-from pdxfer.agent.control import ControlLink, ControlServer
+from pdxfer.control.link import ControlLink
+from pdxfer.control.server import ControlServer
 from pdxfer.wire.codec import decode, encode
 from pdxfer.wire.messages import Envelope, Heartbeat, Hello, Matched
 

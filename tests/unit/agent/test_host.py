@@ -2,8 +2,9 @@
 
 import pytest
 
-from pdxfer.agent.host import canonical_address, device_of, host_id
+from pdxfer.agent.host import device_of, host_id
 from pdxfer.errors import ConfigError
+from pdxfer.wire.address import canonical_address
 
 
 def test_host_id_is_stable_and_names_the_pid_namespace():

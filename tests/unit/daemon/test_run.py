@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from pdxfer import limits
-from pdxfer.agent import keys
 from pdxfer.agent.run import run_agent
+from pdxfer.control import keys
 from pdxfer.daemon import config
 from pdxfer.daemon.run import Daemon, ExitCode, main, parser, write_ready_file
 from pdxfer.errors import ConfigError, PeerError, ResourceError

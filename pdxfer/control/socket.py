@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from pdxfer.agent.keys import AllowList, ClientKeys, ServerKeys
+    from pdxfer.control.keys import AllowList, ClientKeys, ServerKeys
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def set_client_keys(socket: zmq.Socket[bytes], keys: ClientKeys) -> None:
 
 
 # -- addresses -------------------------------------------------------------------------------
-def split_address(address: str, field: str) -> tuple[str, str]:
+def host_and_port(address: str, field: str) -> tuple[str, str]:
     """(host, port) of `tcp://host:port`; brackets of an IPv6 host are taken off.
 
     Raises:  ConfigError naming `field`.

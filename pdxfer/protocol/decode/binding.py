@@ -6,11 +6,11 @@ Pure. A receive is bound once every source worker of its instance is known and a
 from __future__ import annotations
 
 from pdxfer.errors import LayoutMismatchError, PdxferError
+from pdxfer.protocol.decode.placing import place_message
+from pdxfer.protocol.decode.receives import Receives
+from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
+from pdxfer.protocol.decode.sources import Sources
 from pdxfer.protocol.effects import Tell
-from pdxfer.protocol.placing import place_message
-from pdxfer.protocol.receives import Receives
-from pdxfer.protocol.receiving import Debt, Receiving, SourceKey
-from pdxfer.protocol.sources import Sources
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import Abort, Receive
 

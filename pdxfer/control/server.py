@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from pdxfer.agent.control_peer import INTERNAL_ERROR, Callbacks, Peer, check_hello
-from pdxfer.agent.control_socket import (
+from pdxfer.control.peer import INTERNAL_ERROR, Callbacks, Peer, check_hello
+from pdxfer.control.session import Belonging, Session, stale_answer
+from pdxfer.control.socket import (
     ROUTING_PREFIX,
     Authenticator,
     Wakeup,
+    host_and_port,
     is_loopback,
     is_wildcard,
     join_address,
@@ -21,7 +23,6 @@ from pdxfer.agent.control_socket import (
     resolve,
     set_limits,
     set_server_keys,
-    split_address,
 )
 from pdxfer.errors import ConfigError, PdxferError, PeerError, RemoteProtocolError, ResourceError
 from pdxfer.limits import (
@@ -31,14 +32,13 @@ from pdxfer.limits import (
     CONTROL_LINGER_MS,
     CONTROL_SESSIONS_MAX,
 )
-from pdxfer.protocol.session import Belonging, Session, stale_answer
 from pdxfer.wire.codec import INCARNATION_BYTES, decode
 from pdxfer.wire.messages import Bye, Heartbeat, Hello, Message, StaleSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pdxfer.agent.keys import ServerKeys
+    from pdxfer.control.keys import ServerKeys
     from pdxfer.wire.messages import Envelope
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class ControlServer:
                  others without keys. Nothing is left open then.
         """
         loop = asyncio.get_running_loop()
-        host, port = split_address(self._bind, "bind")
+        host, port = host_and_port(self._bind, "bind")
         host = await resolve(host, "bind", loop)
         if not self._keys and not self._insecure and not is_loopback(host):
             raise ConfigError(

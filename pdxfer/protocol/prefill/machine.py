@@ -24,12 +24,12 @@ from pdxfer.protocol.effects import (
     OpenPath,
     Tell,
 )
-from pdxfer.protocol.matching import Matching
-from pdxfer.protocol.peers import DecodePeer, PathState
-from pdxfer.protocol.sending import Sending
-from pdxfer.protocol.sends import Sends
+from pdxfer.protocol.prefill.matching import Matching
+from pdxfer.protocol.prefill.peer import DecodePeer, PathState
+from pdxfer.protocol.prefill.sending import Sending
+from pdxfer.protocol.prefill.sends import Sends
+from pdxfer.protocol.prefill.waiting import Waiting
 from pdxfer.protocol.state import State
-from pdxfer.protocol.waiting import Waiting
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import (
     Abort,

@@ -7,22 +7,22 @@ import itertools
 import logging
 from typing import TYPE_CHECKING
 
-from pdxfer.agent.control_connection import Connection
-from pdxfer.agent.control_peer import INTERNAL_ERROR, Callbacks, Peer, check_hello
+from pdxfer.control.connection import Connection
+from pdxfer.control.peer import INTERNAL_ERROR, Callbacks, Peer, check_hello
+from pdxfer.control.session import Belonging, Session, stale_answer
 from pdxfer.errors import PdxferError, PeerError, RemoteProtocolError, WireError, from_wire
 from pdxfer.limits import (
     CONTROL_FRAMES_PER_WAKE_MAX,
     CONTROL_HELLO_INTERVAL_S,
     CONTROL_REFUSED_RETRY_S,
 )
-from pdxfer.protocol.session import Belonging, Session, stale_answer
 from pdxfer.wire.codec import decode
 from pdxfer.wire.messages import Bye, Heartbeat, Hello, Message, Reject, StaleSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pdxfer.agent.keys import ClientKeys
+    from pdxfer.control.keys import ClientKeys
     from pdxfer.wire.messages import Envelope
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import stat
 import pytest
 import zmq
 
-from pdxfer.agent.keys import AllowList, generate, load_client_keys, load_pair, load_server_keys
+from pdxfer.control.keys import AllowList, generate, load_client_keys, load_pair, load_server_keys
 from pdxfer.errors import ConfigError
 
 

@@ -7,10 +7,10 @@ from pdxfer.errors import (
     PdxferError,
     ResourceError,
 )
+from pdxfer.protocol.decode.held import HeldPages
+from pdxfer.protocol.decode.receiving import Receiving
+from pdxfer.protocol.decode.sources import PrefillPeer
 from pdxfer.protocol.effects import Effect, Free, Show, Tell
-from pdxfer.protocol.held import HeldPages
-from pdxfer.protocol.receiving import Receiving
-from pdxfer.protocol.sources import PrefillPeer
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.tables import ReceivingEvent
 from pdxfer.wire.messages import (

@@ -14,9 +14,9 @@ from pdxfer.errors import (
 )
 from pdxfer.layout import Pages
 from pdxfer.protocol.effects import Tell
-from pdxfer.protocol.peers import DecodePeer
-from pdxfer.protocol.sending import Leg, Sending
-from pdxfer.protocol.sends import Sends
+from pdxfer.protocol.prefill.peer import DecodePeer
+from pdxfer.protocol.prefill.sending import Leg, Sending
+from pdxfer.protocol.prefill.sends import Sends
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Pair
 from pdxfer.wire.messages import Matched, Place, Receive

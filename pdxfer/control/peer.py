@@ -1,6 +1,7 @@
 """One session of the control channel: its frames in order, its timers, its messages delivered.
 
-Both ends use it; what differs (sockets, `Hello`, restarts) is in `agent.control`.
+Both ends use it; what differs (sockets, `Hello`, restarts) is in `control.link` and
+`control.server`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from pdxfer.control.session import Session
     from pdxfer.errors import WireError
-    from pdxfer.protocol.session import Session
     from pdxfer.wire.messages import Envelope
 
 log = logging.getLogger(__name__)

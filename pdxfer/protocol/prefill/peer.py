@@ -8,7 +8,7 @@ from enum import Enum
 
 from pdxfer import limits
 from pdxfer.errors import LayoutMismatchError, PdxferError, RemoteProtocolError
-from pdxfer.protocol.waiting import Waiting
+from pdxfer.protocol.prefill.waiting import Waiting
 from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
 from pdxfer.wire.messages import Accept, Attach, PairPlan, PairReject, Receive
 

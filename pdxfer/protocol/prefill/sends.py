@@ -14,9 +14,9 @@ from pdxfer.protocol.effects import (
     Show,
     Tell,
 )
-from pdxfer.protocol.peers import DecodePeer, PathState
-from pdxfer.protocol.posting import ask_commit, check_tokens, post_chunk
-from pdxfer.protocol.sending import Leg, Sending
+from pdxfer.protocol.prefill.peer import DecodePeer, PathState
+from pdxfer.protocol.prefill.posting import ask_commit, check_tokens, post_chunk
+from pdxfer.protocol.prefill.sending import Leg, Sending
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.tables import SendingEvent
 from pdxfer.protocol.workers import Worker

@@ -4,29 +4,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from typing import Protocol
 
 from pdxfer import limits
-from pdxfer.agent.control import ControlLink
-from pdxfer.agent.host import canonical_address
+from pdxfer.control.link import ControlLink
 from pdxfer.errors import ConfigError, PdxferError, ResourceError
-from pdxfer.protocol.decode import DecodeMachine
-from pdxfer.protocol.sources import split_address
+from pdxfer.wire.address import canonical_address, split_instance
+
+
+class LinkOwner(Protocol):
+    """What `Links` asks of the decode machine, and tells it. Control addresses name links."""
+
+    @property
+    def named_links(self) -> set[str]:
+        """Control addresses that live receives name."""
+        ...
+
+    def link_named(self, control: str) -> None:
+        """A link to this address is being made."""
+        ...
+
+    def link_forgotten(self, control: str) -> None:
+        """The link is no more; nobody answered there and no receive names it."""
+        ...
+
+    def link_troubled(self, control: str, problem: str) -> None:
+        """The link has no session now, and goes on trying; `problem` says why, in words."""
+        ...
 
 
 class Links:
     """Makes links when an address is first named, drops those that nobody needs. Loop thread only.
 
-    Args:  machine: knows which addresses live receives name; keeps what is known of each. make: a
-           link to a control address, not started. refused: a link cannot come up, with the reason.
+    Args:  owner: the decode machine. make: makes a link to a control address, not started.
+           refused: called when a link cannot come up, with the reason.
     """
 
     def __init__(
         self,
-        machine: DecodeMachine,
+        owner: LinkOwner,
         make: Callable[[str], ControlLink],
         refused: Callable[[str, PdxferError], None],
     ) -> None:
-        self._machine = machine
+        self._owner = owner
         self._make = make
         self._refused = refused
         self._links: dict[str, ControlLink] = {}
@@ -61,7 +81,7 @@ class Links:
             raise ConfigError("prefill= names no address; pass the `addresses` of a PrefillClient")
         canonical = tuple(canonical_address(address) for address in addresses)
         for address in canonical:
-            control, _ = split_address(address)
+            control, _ = split_instance(address)
             if control not in self._links:
                 self._make_room()
                 self._start(control)
@@ -70,7 +90,7 @@ class Links:
 
     def drop_idle(self, now: float) -> None:
         """Prefill agents come and go: what nobody answers and no room names is given up."""
-        named = self._machine.named_links
+        named = self._owner.named_links
         for control, link in list(self._links.items()):
             if link.remote is not None or control in named:
                 self._needed_at[control] = now
@@ -87,7 +107,7 @@ class Links:
         """Before another link: drop the one that is idle for longest."""
         if len(self._links) < limits.LINKS_PER_AGENT_MAX:
             return
-        named = self._machine.named_links
+        named = self._owner.named_links
         idle = [c for c, link in self._links.items() if link.remote is None and c not in named]
         if not idle:
             raise ResourceError(
@@ -99,13 +119,13 @@ class Links:
 
     def _start(self, control: str) -> None:
         link = self._links[control] = self._make(control)
-        self._machine.sources.link(control)
+        self._owner.link_named(control)
         self._spawn(self._start_and_watch(control, link))
 
     def _drop(self, control: str) -> None:
         link = self._links.pop(control)
         self._needed_at.pop(control, None)
-        self._machine.sources.forget_link(control)
+        self._owner.link_forgotten(control)
         self._spawn(link.close("no room needs it"))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
@@ -138,7 +158,7 @@ class Links:
                     return  # dropped meanwhile
                 if error.retryable:
                     text = f"the prefill agent at {control} does not answer: {link.problem}"
-                    self._machine.sources.link(control).problem = text
+                    self._owner.link_troubled(control, text)
                 else:
                     self._refused(control, error)
                     await asyncio.sleep(limits.LINK_RETRY_S)

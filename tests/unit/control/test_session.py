@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from pdxfer.control.session import Belonging, Session, stale_answer
 from pdxfer.errors import LocalProtocolError, PeerError, RemoteProtocolError
 from pdxfer.limits import (
     CONTROL_ACK_DELAY_S,
@@ -16,7 +17,6 @@ from pdxfer.limits import (
     CONTROL_UNACKED_MESSAGES_MAX,
     LIVENESS_TIMEOUT_S,
 )
-from pdxfer.protocol.session import Belonging, Session, stale_answer
 from pdxfer.wire.codec import decode
 from pdxfer.wire.messages import (
     Committed,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pdxfer.errors import LayoutMismatchError, PdxferError, from_wire
-from pdxfer.protocol.receiving import SourceKey
+from pdxfer.protocol.decode.receiving import SourceKey
 from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
+from pdxfer.wire.address import split_instance
 from pdxfer.wire.messages import Accept
 
 Pairs = dict[SourceKey, Pair]
@@ -70,14 +71,8 @@ class Instance:
     """What is still missing, in words; empty: the instance is complete."""
 
 
-def split_address(address: str) -> tuple[str, str]:
-    """(control address, instance name) of what a client passes as `prefill=`."""
-    link, _, instance = address.partition("#")
-    return link, instance
-
-
 def _names(addresses: tuple[str, ...], control: str) -> bool:
-    return any(split_address(address)[0] == control for address in addresses)
+    return any(split_instance(address)[0] == control for address in addresses)
 
 
 def verdicts(
@@ -128,7 +123,7 @@ class Sources:
 
     def link(self, address: str) -> Link:
         """The link of a control address, made when first named."""
-        control, _ = split_address(address)
+        control, _ = split_instance(address)
         return self.links.setdefault(control, Link(control))
 
     def forget_link(self, control: str) -> None:
@@ -167,7 +162,7 @@ class Sources:
         workers: dict[SourceKey, Worker] = {}
         pending = ""
         for address in addresses:
-            control, instance = split_address(address)
+            control, instance = split_instance(address)
             link = self.links.get(control)
             if link is not None and link.error is not None:
                 raise link.error
@@ -212,10 +207,10 @@ class Sources:
         address = self.peers[peer_id].address
         found: dict[SourceKey, Worker] = {}
         for addresses in self._spread:
-            if all(split_address(each)[0] != address for each in addresses):
+            if all(split_instance(each)[0] != address for each in addresses):
                 continue
             for each in addresses:
-                control, instance = split_address(each)
+                control, instance = split_instance(each)
                 other = self.peers.get(self.link(control).peer_id)
                 if other is None or other.peer_id == peer_id:
                     continue

@@ -17,16 +17,17 @@ from pdxfer.errors import (
     from_wire,
 )
 from pdxfer.layout import Pages, PlanSummary
-from pdxfer.protocol.binding import Binding
+from pdxfer.protocol.decode.binding import Binding
+from pdxfer.protocol.decode.held import HeldPages
+from pdxfer.protocol.decode.placing import check_places, commit_fault
+from pdxfer.protocol.decode.receives import Receives
+from pdxfer.protocol.decode.receiving import Receiving
+from pdxfer.protocol.decode.sources import PrefillPeer, Sources
 from pdxfer.protocol.effects import Announce, Effect, Tell, WatchSender
-from pdxfer.protocol.held import HeldPages
-from pdxfer.protocol.placing import check_places, commit_fault
-from pdxfer.protocol.receives import Receives
-from pdxfer.protocol.receiving import Receiving
-from pdxfer.protocol.sources import PrefillPeer, Sources, split_address
 from pdxfer.protocol.state import State
 from pdxfer.protocol.tables import ReceivingEvent
 from pdxfer.protocol.workers import Worker
+from pdxfer.wire.address import split_instance
 from pdxfer.wire.messages import (
     Abort,
     Accept,
@@ -83,7 +84,7 @@ class DecodeMachine:
     def named_links(self) -> set[str]:
         """Control addresses that live receives name."""
         named = [*self.live.values(), *self._binding.let_go.values()]
-        return {split_address(address)[0] for each in named for address in each.prefill}
+        return {split_instance(address)[0] for each in named for address in each.prefill}
 
     # -- what a worker says ------------------------------------------------------------------
     def attach(self, worker: Worker) -> None:
@@ -107,6 +108,10 @@ class DecodeMachine:
         """The lane cannot have a worker's memory: its receives fail until it can."""
         self.sources.barred[worker_id] = error
         self._receives.fail_worker(worker_id, error, now)
+
+    def unbar(self, worker_id: int) -> None:
+        """The lane can have this worker's memory (again)."""
+        self.sources.barred.pop(worker_id, None)
 
     def summary(self, worker_id: int, addresses: tuple[str, ...]) -> dict[str, object] | str:
         """The plan towards these addresses, or what is still awaited, in words.
@@ -207,6 +212,18 @@ class DecodeMachine:
                 again = Abort(generation=receiving.generation, reason=str(receiving.error))
                 self._receives.effects.append(Tell(peer_id, again))
         self.announce_to(peer_id)
+
+    def link_named(self, control: str) -> None:
+        """A link to this control address is being made."""
+        self.sources.link(control)
+
+    def link_forgotten(self, control: str) -> None:
+        """The link is no more: nobody answered there, and no receive names it."""
+        self.sources.forget_link(control)
+
+    def link_troubled(self, control: str, problem: str) -> None:
+        """The link has no session now and goes on trying; `problem` says why, in words."""
+        self.sources.link(control).problem = problem
 
     def link_refused(self, address: str, error: PdxferError, now: float) -> None:
         """The link cannot come up, or its life refuses the session; rooms named on it fail."""
@@ -424,5 +441,5 @@ class DecodeMachine:
             receiving
             for receiving in self.live.values()
             if receiving.error is None
-            and any(split_address(address)[0] == control for address in receiving.prefill)
+            and any(split_instance(address)[0] == control for address in receiving.prefill)
         ]

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from pdxfer.agent.control_socket import (
+from pdxfer.control.socket import (
     ROUTING_PREFIX,
     SharedContext,
     Wakeup,
+    host_and_port,
     join_address,
     resolve,
     set_client_keys,
     set_limits,
-    split_address,
 )
 from pdxfer.errors import ConfigError, ResourceError
 from pdxfer.limits import (
@@ -32,7 +32,7 @@ from pdxfer.limits import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pdxfer.agent.keys import ClientKeys
+    from pdxfer.control.keys import ClientKeys
 
 _EVENTS: Final = (
     zmq.Event.CONNECT_RETRIED
@@ -93,7 +93,7 @@ class Connection:
                  when there is no socket for it. Nothing is left open then.
         """
         self._loop = asyncio.get_running_loop()
-        host, port = split_address(self.address, "prefill")
+        host, port = host_and_port(self.address, "prefill")
         numeric = await resolve(host, "prefill", self._loop)
         # by name, so that a host that moves is found again when ZeroMQ connects anew
         self._endpoint = join_address(host, port)

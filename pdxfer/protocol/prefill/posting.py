@@ -5,8 +5,8 @@ from __future__ import annotations
 from pdxfer.errors import TransferError
 from pdxfer.layout import Plan
 from pdxfer.protocol.effects import Effect, Post, PostCommit
+from pdxfer.protocol.prefill.sending import Chunk, Leg, Sending
 from pdxfer.protocol.ranges import Ranges, owed_ranges
-from pdxfer.protocol.sending import Chunk, Leg, Sending
 from pdxfer.wire.messages import Chunk as ChunkMessage
 from pdxfer.wire.messages import CommitPayload, Place, TokenRange
 

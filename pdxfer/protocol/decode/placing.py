@@ -5,8 +5,8 @@ from __future__ import annotations
 from pdxfer import limits
 from pdxfer.errors import ConfigError
 from pdxfer.layout import Pages, check_page_ids
+from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
 from pdxfer.protocol.ranges import owed_ranges
-from pdxfer.protocol.receiving import Debt, Receiving, SourceKey
 from pdxfer.wire.messages import CommitPayload, GroupPages, Place
 from pdxfer.wire.pages import pack_ids
 

@@ -1,0 +1,1 @@
+"""The prefill machine: matches sends with receives, and turns chunks into writes."""
