@@ -6,8 +6,8 @@ compute the same from the same two layouts.
 
 from __future__ import annotations
 
-from pdxfer.layout.builders import head_major, mla, page_major, token_major, unified_entries
-from pdxfer.layout.builders_host import (
+from pdxfer.layout.builders.draft import fuse_draft
+from pdxfer.layout.builders.host import (
     host_layout,
     layer_first,
     page_first,
@@ -15,8 +15,13 @@ from pdxfer.layout.builders_host import (
     page_head,
     page_unified,
 )
-from pdxfer.layout.builders_parts import fuse_draft, join_parts, k_only, mxfp8, select_parts
-from pdxfer.layout.builders_state import StateTensor, state, state_entries
+from pdxfer.layout.builders.index import k_only
+from pdxfer.layout.builders.kv import head_major, mla, page_major, token_major, unified_entries
+from pdxfer.layout.builders.mxfp8 import mxfp8
+from pdxfer.layout.builders.parts import join_parts, select_parts
+from pdxfer.layout.builders.state import StateTensor, state, state_entries
+from pdxfer.layout.builders.tiles import vectorized_5d, vllm_cpu
+from pdxfer.layout.builders.vllm import vllm_blocks, vllm_mla_blocks
 from pdxfer.layout.combining import combine
 from pdxfer.layout.compatibility import Side, check_pair
 from pdxfer.layout.compiled import Batches, Plan
@@ -28,8 +33,6 @@ from pdxfer.layout.planes import Plane, RegionSpec
 from pdxfer.layout.planner import plan
 from pdxfer.layout.rank import Rank
 from pdxfer.layout.summary import GroupSummary, PlanSummary
-from pdxfer.layout.tiles import vectorized_5d, vllm_cpu
-from pdxfer.layout.vllm import vllm_blocks, vllm_mla_blocks
 
 __all__ = [
     "Batches",

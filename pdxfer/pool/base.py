@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from pdxfer.errors import ConfigError
-from pdxfer.layout.builders_host import units_of
-from pdxfer.layout.builders_parts import only_group
+from pdxfer.layout.builders.host import units_of
+from pdxfer.layout.builders.parts import only_group
 from pdxfer.pool import moves
 from pdxfer.pool.blocks import PageBlock, page_blocks
 from pdxfer.pool.copies import CHUNK_SLOTS, Chunk, HostCopy, check_copy, copy_in, copy_out

@@ -1,6 +1,6 @@
 """A host pool behind a device pool: the same parts in an order that suits pages and their storage.
 
-The order is one of `pdxfer.layout.builders_host`; everything here goes by that layout, so a pool of
+The order is one of `pdxfer.layout.builders.host`; everything here goes by that layout, so a pool of
 two widths, of latents, of rows with scales, with an index or a draft is not a case of its own.
 A host pool has `layout` and `memory`: it can be the source or the destination of a transfer.
 """
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 import torch
 
 from pdxfer.errors import ConfigError, ResourceError
-from pdxfer.layout.builders_host import host_layout, units_of
-from pdxfer.layout.builders_parts import only_group
-from pdxfer.layout.shapes import positive
+from pdxfer.layout.builders.arguments import positive
+from pdxfer.layout.builders.host import host_layout, units_of
+from pdxfer.layout.builders.parts import only_group
 from pdxfer.memory import available_bytes
 from pdxfer.pool.base import TokenPool
 from pdxfer.pool.blocks import PageBlock, page_blocks

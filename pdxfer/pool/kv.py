@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, NotRequired, Protocol, TypedDict
 import torch
 
 from pdxfer.errors import ConfigError
-from pdxfer.layout.builders_parts import DRAFT, beside_draft
+from pdxfer.layout.builders.arguments import layer_ids, natural
+from pdxfer.layout.builders.draft import DRAFT, beside_draft
 from pdxfer.layout.dtypes import ITEM_BYTES
-from pdxfer.layout.shapes import layer_ids, natural
 from pdxfer.pool.base import TokenPool
 from pdxfer.pool.prefix_valid import committed_rows
 from pdxfer.pool.refusals import ShapeError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from pdxfer.layout import KVLayout
-    from pdxfer.layout.shapes import KVShape
+    from pdxfer.layout.builders.shapes import KVShape
     from pdxfer.memory import SharedMemory
 
 RESERVED_PAGES: Final = 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pdxfer.layout.builders_parts import mxfp8
+from pdxfer.layout.builders.mxfp8 import mxfp8
 from pdxfer.pool.kv import KVPool, Layer, Scale, layer_id_of
 from pdxfer.pool.refusals import ShapeError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from pdxfer.layout import KVLayout
-    from pdxfer.layout.shapes import KVShape
+    from pdxfer.layout.builders.shapes import KVShape
     from pdxfer.pool.kv import KVOptions
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from pdxfer.errors import ConfigError
-from pdxfer.layout.builders_parts import MXFP8_TILE, SCALE_BLOCK
+from pdxfer.layout.builders.mxfp8 import MXFP8_TILE, SCALE_BLOCK
 from pdxfer.layout.planes import TILE
 from pdxfer.pool.refusals import ShapeError, SlotError
 

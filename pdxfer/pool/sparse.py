@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from pdxfer.errors import ConfigError
 from pdxfer.layout import page_major, token_major
-from pdxfer.layout.builders_parts import join_parts, k_only
+from pdxfer.layout.builders.index import k_only
+from pdxfer.layout.builders.parts import join_parts
 from pdxfer.pool.kv import KVPool, Layer, layer_id_of
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from pdxfer.layout import KVLayout
-    from pdxfer.layout.shapes import KVShape
+    from pdxfer.layout.builders.shapes import KVShape
     from pdxfer.pool.kv import KVOptions
 
 INDEX: Final = "index_k"

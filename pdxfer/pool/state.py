@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pdxfer.errors import ConfigError
-from pdxfer.layout.builders_state import StateTensor, state, state_entries
+from pdxfer.layout.builders.state import StateTensor, state, state_entries
 from pdxfer.layout.dtypes import item_bytes
 from pdxfer.pool.base import Pool
 from pdxfer.pool.copies import synchronize

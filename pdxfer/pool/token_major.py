@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from pdxfer.layout import KVLayout
-    from pdxfer.layout.shapes import KVShape
+    from pdxfer.layout.builders.shapes import KVShape
 
 
 class TokenMajorPool(KVPool):

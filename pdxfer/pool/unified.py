@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pdxfer.errors import ConfigError
 from pdxfer.layout import unified_entries
-from pdxfer.layout.builders import first_free_slot, unified_reserved_bytes
-from pdxfer.layout.builders_parts import fuse_draft
+from pdxfer.layout.builders.draft import fuse_draft
+from pdxfer.layout.builders.entries import first_free_slot, unified_reserved_bytes
 from pdxfer.pool.kv import KVPool
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from pdxfer.layout import KVLayout
-    from pdxfer.layout.shapes import KVShape
+    from pdxfer.layout.builders.shapes import KVShape
     from pdxfer.pool.kv import KVOptions
 
 

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from pdxfer import memory  # noqa: E402
 from pdxfer.errors import ConfigError  # noqa: E402
-from pdxfer.layout.builders_state import StateTensor, state_entry_bytes  # noqa: E402
+from pdxfer.layout.builders.state import StateTensor, state_entry_bytes  # noqa: E402
 from pdxfer.pool import (  # noqa: E402
     HostPool,
     HybridMambaPool,

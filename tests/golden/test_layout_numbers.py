@@ -3,7 +3,7 @@
 import pytest
 
 from pdxfer.layout import head_major, mla, page_major, token_major, unified_entries
-from pdxfer.layout.builders import entry_bytes, first_free_slot, unified_reserved_bytes
+from pdxfer.layout.builders.entries import entry_bytes, first_free_slot, unified_reserved_bytes
 
 # 32 usable tokens and one reserved page of 4 tokens.
 SHAPE = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from pdxfer.layout import plan  # noqa: E402
-from pdxfer.layout.builders_host import HOST_ARRANGEMENTS  # noqa: E402
+from pdxfer.layout.builders.host import HOST_ARRANGEMENTS  # noqa: E402
 from pdxfer.pool import HostPool  # noqa: E402
 from pdxfer.pool.kv import KVPool  # noqa: E402
 from tests.support.pools import (  # noqa: E402

@@ -2,7 +2,7 @@
 
 import itertools
 
-from pdxfer.layout.builders_state import StateTensor
+from pdxfer.layout.builders.state import StateTensor
 from tests.support.cell_oracle import check_case
 from tests.support.layout_cases import Case, GroupModel, Side
 

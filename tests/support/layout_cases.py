@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from pdxfer import layout as layouts
 from pdxfer.layout import KVLayout, Rank, combine, vllm_blocks, vllm_cpu, vllm_mla_blocks
-from pdxfer.layout.builders_host import host_layout
-from pdxfer.layout.builders_parts import beside_draft, fuse_draft, k_only, mxfp8
-from pdxfer.layout.builders_state import StateTensor, state, state_entries
-from pdxfer.layout.vllm import BLOCK_ORDERS
+from pdxfer.layout.builders.draft import beside_draft, fuse_draft
+from pdxfer.layout.builders.host import host_layout
+from pdxfer.layout.builders.index import k_only
+from pdxfer.layout.builders.mxfp8 import mxfp8
+from pdxfer.layout.builders.state import StateTensor, state, state_entries
+from pdxfer.layout.builders.vllm import BLOCK_ORDERS
 
 ITEM = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1, "uint8": 1}
 PAGE_SIZES = (1, 8, 16, 32, 64, 128)

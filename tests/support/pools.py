@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import torch
 
-from pdxfer.layout.builders_state import StateTensor
+from pdxfer.layout.builders.state import StateTensor
 from pdxfer.pool import (
     DraftLanes,
     MLAPool,

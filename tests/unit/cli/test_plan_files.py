@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pdxfer.cli.main import main
-from pdxfer.cli.plan_values import shown
+from pdxfer.cli.plan.values import shown
 
 BASE = """
 layout = "token_major"

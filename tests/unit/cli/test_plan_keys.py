@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pdxfer.cli.main import main
-from pdxfer.cli.plan_keys import LATENT_LAYOUTS, LAYOUTS, check_keys, keys_of
-from pdxfer.cli.plan_sides import describe
+from pdxfer.cli.plan.keys import LATENT_LAYOUTS, LAYOUTS, check_keys, keys_of
+from pdxfer.cli.plan.sides import describe
 from pdxfer.errors import ConfigError
 
 BASE = {"layers": 2, "total_kv_heads": 4, "head_dim": 8, "page_size": 16, "dtype": "bfloat16"}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pdxfer.cli.main import main
-from pdxfer.cli.plan_models import layer_groups
+from pdxfer.cli.plan.models import layer_groups
 from pdxfer.errors import ConfigError
 
 MODEL = {

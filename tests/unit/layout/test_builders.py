@@ -26,7 +26,7 @@ from pdxfer.layout import (
     vllm_cpu,
     vllm_mla_blocks,
 )
-from pdxfer.layout.shapes import kv_shape
+from pdxfer.layout.builders.shapes import kv_shape
 
 SHAPE = {
     "layers": range(3),

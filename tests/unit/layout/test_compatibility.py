@@ -22,7 +22,7 @@ from pdxfer.layout import (
     token_major,
     unified_entries,
 )
-from pdxfer.layout.builders_parts import beside_draft
+from pdxfer.layout.builders.draft import beside_draft
 
 SHAPE = {
     "layers": range(3),

@@ -17,7 +17,7 @@ from pdxfer.layout import (
     vllm_cpu,
     vllm_mla_blocks,
 )
-from pdxfer.layout.vllm import BLOCK_ORDERS
+from pdxfer.layout.builders.vllm import BLOCK_ORDERS
 
 SHAPE = {
     "layers": [3, 4, 7],

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from pdxfer import memory  # noqa: E402
 from pdxfer.errors import ConfigError, ResourceError  # noqa: E402
-from pdxfer.layout.builders_host import HOST_ARRANGEMENTS  # noqa: E402
+from pdxfer.layout.builders.host import HOST_ARRANGEMENTS  # noqa: E402
 from pdxfer.pool import (  # noqa: E402
     HostPool,
     PageMajorPool,

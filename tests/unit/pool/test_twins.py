@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pdxfer.layout import Side, check_pair, plan  # noqa: E402
-from pdxfer.layout.builders_host import HOST_ARRANGEMENTS  # noqa: E402
+from pdxfer.layout.builders.host import HOST_ARRANGEMENTS  # noqa: E402
 from pdxfer.pool import (  # noqa: E402
     HostPool,
     HybridMambaPool,

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pdxfer import layout as layouts
-from pdxfer.cli.plan_files import read_model_config, read_toml
-from pdxfer.cli.plan_keys import LAYOUTS, described
-from pdxfer.cli.plan_sides import Instance, Sizes, Terms
-from pdxfer.cli.plan_values import NUMBER_MAX, choice, shown
+from pdxfer.cli.plan.files import read_model_config, read_toml
+from pdxfer.cli.plan.keys import LAYOUTS, described
+from pdxfer.cli.plan.sides import Instance, Sizes, Terms
+from pdxfer.cli.plan.values import NUMBER_MAX, choice, shown
 from pdxfer.errors import ConfigError, LayoutMismatchError
 from pdxfer.layout import PlanSummary, check_pair, cover
 from pdxfer.layout.dtypes import ITEM_BYTES

@@ -13,12 +13,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from pdxfer.errors import ConfigError
-from pdxfer.layout.builders import entry_bytes
+from pdxfer.layout.builders.arguments import layer_ids
+from pdxfer.layout.builders.entries import entry_bytes
 from pdxfer.layout.dtypes import item_bytes
 from pdxfer.layout.groups import STATE, Group
 from pdxfer.layout.kv_layout import KVLayout
 from pdxfer.layout.planes import WHOLE, Plane, RegionSpec
-from pdxfer.layout.shapes import layer_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

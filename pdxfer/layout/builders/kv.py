@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Unpack
 
 from pdxfer.errors import ConfigError
+from pdxfer.layout.builders.arguments import layer_ids, positive
+from pdxfer.layout.builders.entries import ROW_ALIGN_BYTES, entry_bytes
+from pdxfer.layout.builders.keywords import named
+from pdxfer.layout.builders.shapes import KVShape, Part, Shape, kv_shape
 from pdxfer.layout.dtypes import item_bytes
 from pdxfer.layout.groups import Group
-from pdxfer.layout.keywords import named
 from pdxfer.layout.planes import RegionSpec
-from pdxfer.layout.shapes import KVShape, Part, Shape, kv_shape, layer_ids, positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,23 +24,6 @@ if TYPE_CHECKING:
     from pdxfer.layout.kv_layout import KVLayout
     from pdxfer.layout.planes import Plane
 
-__all__ = [
-    "KVShape",
-    "entry_bytes",
-    "first_free_slot",
-    "head_major",
-    "mla",
-    "mla_parts",
-    "page_major",
-    "token_major",
-    "unified_entries",
-    "unified_reserved_bytes",
-]
-
-ROW_ALIGN_BYTES: Final = 16
-"""Every row of a unified entry is a multiple of it."""
-ENTRY_ALIGN_BYTES: Final = 32
-"""A unified entry is padded to a multiple of it."""
 ARRANGEMENTS: Final = ("token_major", "page_major", "unified_entries")
 
 
@@ -243,21 +228,3 @@ def _token_entries(shape: Shape, length_bytes: int | None, *, one_row: bool = Fa
             base += part.row_bytes
     length = pages * page_size * entry if length_bytes is None else length_bytes
     return shape.layout(planes, [RegionSpec(length, page_size * entry)], unified=True)
-
-
-def entry_bytes(row_bytes: int) -> int:
-    """Bytes of a unified entry whose rows have `row_bytes` together: padded to 32."""
-    return -(-row_bytes // ENTRY_ALIGN_BYTES) * ENTRY_ALIGN_BYTES
-
-
-def unified_reserved_bytes(entries: Iterable[tuple[int, int]]) -> int:
-    """Bytes at the low end of a shared buffer that no live slot uses.
-
-    Args:    entries: (entry bytes, page size) of each group; 1 is the page size of a state group.
-    """
-    return max(entry * page_size for entry, page_size in entries)
-
-
-def first_free_slot(reserved_bytes: int, entry: int) -> int:
-    """The lowest slot of a group with entries of `entry` bytes above the reserved ones."""
-    return -(-reserved_bytes // entry)

@@ -12,11 +12,12 @@ from math import prod
 from typing import TYPE_CHECKING, Final, Unpack
 
 from pdxfer.errors import ConfigError
-from pdxfer.layout.builders import mla_parts
+from pdxfer.layout.builders.arguments import layer_ids, positive
+from pdxfer.layout.builders.keywords import named
+from pdxfer.layout.builders.kv import mla_parts
+from pdxfer.layout.builders.shapes import KVShape, Shape, kv_shape
 from pdxfer.layout.groups import Group
-from pdxfer.layout.keywords import named
 from pdxfer.layout.planes import RegionSpec
-from pdxfer.layout.shapes import KVShape, Shape, kv_shape, layer_ids, positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

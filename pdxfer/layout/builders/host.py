@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from pdxfer import limits
 from pdxfer.errors import ConfigError
-from pdxfer.layout.builders import token_major
-from pdxfer.layout.builders_parts import only_group
+from pdxfer.layout.builders.arguments import positive
+from pdxfer.layout.builders.keywords import named
+from pdxfer.layout.builders.kv import token_major
+from pdxfer.layout.builders.parts import only_group
 from pdxfer.layout.groups import TOKEN as TOKEN_GROUP
-from pdxfer.layout.keywords import named
 from pdxfer.layout.kv_layout import KVLayout
 from pdxfer.layout.planes import TILE, Plane, RegionSpec
-from pdxfer.layout.shapes import positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pdxfer.layout.builders.shapes import KVShape
     from pdxfer.layout.groups import Group
-    from pdxfer.layout.shapes import KVShape
 
 HOST_ARRANGEMENTS: Final = (
     "layer_first",

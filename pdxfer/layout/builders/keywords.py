@@ -8,7 +8,7 @@ import inspect
 from typing import TYPE_CHECKING, Final, ParamSpec
 
 from pdxfer.errors import ConfigError
-from pdxfer.layout.shapes import kv_shape
+from pdxfer.layout.builders.shapes import kv_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

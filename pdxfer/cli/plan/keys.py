@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdxfer import layout as layouts
-from pdxfer.cli.plan_values import shown
+from pdxfer.cli.plan.values import shown
 from pdxfer.errors import ConfigError
 from pdxfer.layout import KVLayout
-from pdxfer.layout.builders import ARRANGEMENTS
-from pdxfer.layout.builders_host import HOST_ARRANGEMENTS
-from pdxfer.layout.builders_parts import k_only, mxfp8
-from pdxfer.layout.shapes import kv_shape
-from pdxfer.layout.vllm import BLOCK_ORDERS
+from pdxfer.layout.builders.host import HOST_ARRANGEMENTS
+from pdxfer.layout.builders.index import k_only
+from pdxfer.layout.builders.kv import ARRANGEMENTS
+from pdxfer.layout.builders.mxfp8 import mxfp8
+from pdxfer.layout.builders.shapes import kv_shape
+from pdxfer.layout.builders.vllm import BLOCK_ORDERS
 
 KV_BUILDERS: Final[dict[str, Callable[..., KVLayout]]] = {
     "token_major": layouts.token_major,

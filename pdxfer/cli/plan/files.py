@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from pdxfer.cli.plan_models import check_layout, heads, layer_groups, stored_dtype
-from pdxfer.cli.plan_sides import PAGES, Instance, Sizes, describe
-from pdxfer.cli.plan_values import shown
+from pdxfer.cli.plan.models import check_layout, heads, layer_groups, stored_dtype
+from pdxfer.cli.plan.sides import PAGES, Instance, Sizes, describe
+from pdxfer.cli.plan.values import shown
 from pdxfer.daemon import toml_text
 from pdxfer.errors import ConfigError
 from pdxfer.layout import combine

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdxfer import limits
-from pdxfer.cli.plan_keys import LAYOUTS, builder_of, check_keys, is_latent
-from pdxfer.cli.plan_values import check_kinds, choice, layer_list, number, part_names
+from pdxfer.cli.plan.keys import LAYOUTS, builder_of, check_keys, is_latent
+from pdxfer.cli.plan.values import check_kinds, choice, layer_list, number, part_names
 from pdxfer.errors import ConfigError
 from pdxfer.layout import KVLayout, Rank, Side
-from pdxfer.layout.builders_host import HOST_ARRANGEMENTS, host_layout
+from pdxfer.layout.builders.host import HOST_ARRANGEMENTS, host_layout
+from pdxfer.layout.builders.vllm import BLOCK_ORDERS
 from pdxfer.layout.validation import RELAYOUT
-from pdxfer.layout.vllm import BLOCK_ORDERS
 
 PAGES: Final = 1024
 """Of a described pool; how many there are does not enter a plan."""

@@ -10,11 +10,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Final, Unpack
 
 from pdxfer.errors import ConfigError
-from pdxfer.layout.builders import KVShape, token_major
+from pdxfer.layout.builders.keywords import named
+from pdxfer.layout.builders.kv import token_major
+from pdxfer.layout.builders.shapes import KVShape
+from pdxfer.layout.builders.vllm import vllm_blocks
 from pdxfer.layout.dtypes import item_bytes
-from pdxfer.layout.keywords import named
 from pdxfer.layout.planes import TILE, Plane
-from pdxfer.layout.vllm import vllm_blocks
 
 if TYPE_CHECKING:
     from pdxfer.layout.kv_layout import KVLayout

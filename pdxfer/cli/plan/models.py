@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pdxfer import limits
-from pdxfer.cli.plan_keys import MLA_KEYS
-from pdxfer.cli.plan_values import NUMBER_MAX, number, shown
+from pdxfer.cli.plan.keys import MLA_KEYS
+from pdxfer.cli.plan.values import NUMBER_MAX, number, shown
 from pdxfer.errors import ConfigError
 from pdxfer.layout.dtypes import ITEM_BYTES
 

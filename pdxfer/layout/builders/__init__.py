@@ -1,0 +1,1 @@
+"""Builders: layouts of the caches that engines have, from their shapes."""
