@@ -30,6 +30,7 @@ from pdxfer.layout.kv_layout import KVLayout
 from pdxfer.layout.ownership import Owned, OwnedCells, PageShare, cover
 from pdxfer.layout.pages import Pages, as_group_pages, check_page_ids
 from pdxfer.layout.planes import Plane, RegionSpec
+from pdxfer.layout.planned_chunk import PlannedChunk
 from pdxfer.layout.planner import plan
 from pdxfer.layout.rank import Rank
 from pdxfer.layout.summary import GroupSummary, PlanSummary
@@ -46,6 +47,7 @@ __all__ = [
     "Plan",
     "PlanSummary",
     "Plane",
+    "PlannedChunk",
     "Rank",
     "RegionSpec",
     "Side",

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pdxfer import _core, limits
 from pdxfer.errors import ConfigError, LayoutMismatchError, ResourceError
+from pdxfer.layout.canonical_order import OwnPages, pieces_in_order, ranked_pairs
 from pdxfer.layout.groups import STATE
 from pdxfer.layout.kv_layout import ORDER_VERSION, canonical
 from pdxfer.layout.native_plan import compile_plan, native_errors
 from pdxfer.layout.outline import Outline
-from pdxfer.layout.pages import Pages, as_group_pages
+from pdxfer.layout.pages import Pages, as_group_pages, check_ids
 from pdxfer.layout.planned_groups import PlanePair, PlannedGroup, planned_groups
 from pdxfer.layout.request import TokenRange, checked_range, find_group, read_request
 from pdxfer.layout.summary import GroupSummary, PlanSummary, lane_hint
@@ -62,6 +64,7 @@ class Plan:
         known = source.group_by_name.keys() | destination.group_by_name.keys()
         self._unmoved = frozenset(known - self._groups.keys())
         self._core = compile_plan(source, destination, self._groups, pairs)
+        self._pairs = pairs
         self.digest: bytes = _digest(source, destination, owned)
         """32 bytes over planes, owned cells and order version; equal on both sides."""
 
@@ -214,6 +217,97 @@ class Plan:
             total += (stop - first) * group.row_bytes.of(chosen)
             total += (stop - first) // group.destination.page_size * group.page_bytes.of(chosen)
         return total
+
+    def source_pieces(
+        self,
+        source: Mapping[str, Pages],
+        destination_first: Mapping[str, int],
+        token_ranges: Mapping[str, TokenRange],
+        layers: Iterable[int] | None = None,
+    ) -> NDArray[np.int64]:
+        """The bytes of a chunk in canonical order, where they are in the source's memory.
+
+        Args:    source: pages by group. destination_first: `Pages.first_token` of decode's pages by
+                 group; 0 where left out. token_ranges, layers: as `batches`.
+        Returns: int64 [n, 3]: region, offset, length (bytes); neighbours in memory are one piece.
+        Raises:  as `batches`.
+        """
+        firsts = {name: listed.first_token for name, listed in source.items()}
+        exact = self.rounded(token_ranges, firsts, destination_first)
+        return self._pieces(OwnPages(True, source, destination_first), exact, layers)
+
+    def destination_pieces(
+        self,
+        destination: Mapping[str, Pages],
+        token_ranges: Mapping[str, TokenRange],
+        layers: Iterable[int] | None = None,
+    ) -> NDArray[np.int64]:
+        """The bytes of a chunk in canonical order, where they go in the destination's memory.
+
+        Needs nothing of the source's pages: byte n of these pieces is byte n of `source_pieces`.
+
+        Args:    destination: pages by group. token_ranges: as `rounded` gives them. layers: as
+                 `batches`.
+        Returns: int64 [n, 3]: region, offset, length (bytes); neighbours in memory are one piece.
+        Raises:  as `batches`.
+        """
+        firsts = {name: listed.first_token for name, listed in destination.items()}
+        return self._pieces(OwnPages(False, destination, firsts), token_ranges, layers)
+
+    def rounded(
+        self,
+        token_ranges: Mapping[str, TokenRange],
+        source_first: Mapping[str, int],
+        destination_first: Mapping[str, int],
+    ) -> dict[str, TokenRange]:
+        """The ranges of groups that this plan moves, each end where the bytes really end.
+
+        That is the page end where pages on both sides cover the same tokens. A receiver, which
+        does not know where the source's pages begin, is told these.
+
+        Args:    source_first, destination_first: `Pages.first_token` by group; 0 where left out.
+        Raises:  ConfigError: an unknown group, a range that is none.
+        """
+        found: dict[str, TokenRange] = {}
+        for name, span in token_ranges.items():
+            first, end = checked_range(name, span)
+            group = self._planned_group(name)
+            if group is None or first >= end:
+                continue
+            firsts = (source_first.get(name, 0), destination_first.get(name, 0))
+            found[name] = (first, group.rounded_end(end, *firsts))
+        return found
+
+    def _pieces(
+        self,
+        own: OwnPages,
+        ranges: Mapping[str, TokenRange],
+        layers: Iterable[int] | None,
+    ) -> NDArray[np.int64]:
+        chosen = self._chosen_layers(layers)
+        for name, (first, end) in ranges.items():
+            group = self._planned_group(name)
+            if group is None or first >= end:
+                continue
+            side = group.source if own.is_source else group.destination
+            listed = own.pages.get(name)
+            which = "source" if own.is_source else "destination"
+            if listed is None:
+                raise ConfigError(f"{which} pages of group {name} are missing")
+            check_ids(side, listed.ids, unique=not own.is_source, side=which)
+            reach = listed.first_token + len(listed) * side.page_size
+            if first < listed.first_token or end > reach:
+                raise ConfigError(
+                    f"{which} pages of group {name} hold tokens [{listed.first_token}, {reach}), "
+                    f"the range is [{first}, {end})"
+                )
+        pairs = ranked_pairs(self._pairs, self.owned)
+        return pieces_in_order(self._groups, pairs, own, ranges, chosen)
+
+    @cached_property
+    def runs_per_page(self) -> float:
+        """Runs that a destination page of each group takes together, where no two pages touch."""
+        return sum(group.runs_per_page for group in self.summary().groups)
 
     def summary(self) -> PlanSummary:
         """Runs and bytes a page, longest and shortest run, and which lane suits them."""

@@ -7,7 +7,7 @@ says, and every other byte must be what it was. Each cell is written once.
 
 import numpy as np
 
-from pdxfer.layout import Pages, cover, plan
+from pdxfer.layout import Pages, PlannedChunk, cover, plan
 from tests.support.layout_cases import Case
 
 
@@ -125,12 +125,38 @@ class Transfer:
         return page_lists(layout, self.case.groups, firsts, self.rng)
 
 
+def copy_pieces(chunk, source, destination):
+    """The bytes in canonical order, gathered at the source and scattered at the destination."""
+    order = [source[region][at : at + size] for region, at, size in chunk.source_pieces().tolist()]
+    sent = np.concatenate([np.zeros(0, np.uint8), *order])
+    pieces = chunk.plan.destination_pieces(chunk.destination, chunk.exact_ranges, chunk.layers)
+    assert int(pieces[:, 2].sum()) == len(sent) == chunk.length_bytes
+    at = 0
+    for region, offset, size in pieces.tolist():
+        destination[region][offset : offset + size] = sent[at : at + size]
+        at += size
+
+
+def check_intervals(chunk, runs_max, whole_bytes):
+    """Stretches of a chunk hold its bytes one after the other."""
+    at = 0
+    for part in chunk.intervals(runs_max):
+        assert part.first_byte == at
+        assert part.batches().length_bytes == part.length_bytes
+        at += part.length_bytes
+    assert at == whole_bytes
+
+
 def check_case(case: Case):
-    """Plans a case, copies its runs, and compares the whole destination pool."""
+    """Plans a case, copies its runs, and compares the whole destination pool.
+
+    The same bytes have to arrive in canonical order, where each side knows its own pages only.
+    """
     transfer = Transfer(case)
     layout, rng = transfer.layout, transfer.rng
     memory = memory_of(layout, rng)
     expected = [part.copy() for part in memory]
+    placed = [part.copy() for part in memory]
     written = [np.zeros(len(part), np.int8) for part in memory]
     planned_bytes = 0
     for source_layout, part in zip(transfer.layouts, transfer.owned, strict=True):
@@ -158,6 +184,10 @@ def check_case(case: Case):
         planned_bytes += batches.length_bytes
         source_memory = fill_source(source_layout, source_pages, transfer.contents, rng)
         copy_runs(batches.runs, source_memory, memory, written)
+        chosen = None if layers is None else tuple(layers)
+        chunk = PlannedChunk(made, source_pages, transfer.pages, ranges, chosen)
+        copy_pieces(chunk, source_memory, placed)
+        check_intervals(chunk, int(rng.integers(1, 40)), batches.length_bytes)
 
     expected_bytes = 0
     for name, listed in transfer.pages.items():
@@ -170,8 +200,9 @@ def check_case(case: Case):
     assert planned_bytes == expected_bytes
     assert sum(int(part.sum(dtype=np.int64)) for part in written) == expected_bytes
     assert max(int(part.max()) for part in written) <= 1
-    for got, wanted in zip(memory, expected, strict=True):
+    for got, arrived, wanted in zip(memory, placed, expected, strict=True):
         np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(arrived, wanted)
 
 
 def single_cells(source, destination, lists, owned, end):
