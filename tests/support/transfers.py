@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pdxfer.layout import Rank, token_major
+from pdxfer.protocol.effects import Tell
 from tests.support.cluster import ADDRESS, Cluster, full
 
 PAGE = 4
@@ -84,3 +85,8 @@ def send(node, worker=0, ids=(2, 3), slot=0, last=True, tokens=None):
         tokens = PAGE * len(ids)
     node.machine.send(worker, slot, full(ids), tokens=tokens, layers=None, last=last, aux=b"")
     node.pump()
+
+
+def told(machine):
+    """What the machine tells its peers, as (peer, message); its other effects are dropped."""
+    return [(e.peer, e.message) for e in machine.take_effects() if isinstance(e, Tell)]
