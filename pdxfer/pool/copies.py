@@ -7,7 +7,7 @@ rows lay, so that what was copied out of one layout loads into another.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
@@ -22,6 +22,8 @@ CHUNK_SLOTS: Final = 8192
 
 Chunk = torch.Tensor | list[torch.Tensor]
 """Of one layer: a tensor where rows are of one unit (MLA), else one a unit."""
+_SCALE: Final = "_scale"
+"""Ends the name of a part that has one scale byte for some elements of another part."""
 
 
 class HostCopy(list[list[Chunk]]):
@@ -43,7 +45,15 @@ def copy_out(
     synchronize(loc.device)
     parts = [loc[start : start + chunk_slots] for start in range(0, loc.numel(), chunk_slots)]
     copied = [
-        [_chunk([rows.gather(part).to("cpu") for rows in units]) for part in parts]
+        [
+            _chunk(
+                [
+                    rows.gather(part).to("cpu").view(shown)
+                    for rows, shown in zip(units, _shown_dtypes(units), strict=True)
+                ]
+            )
+            for part in parts
+        ]
         for units in layers
     ]
     synchronize(loc.device)
@@ -77,25 +87,26 @@ def copy_in(
 def check_copy(
     layers: Sequence[Sequence[PartRows]], count: int, copied: Sequence[Sequence[Chunk]], dtype: str
 ) -> list[list[list[torch.Tensor]]]:
-    """The tensors of a copy by layer, chunk and unit.
+    """The tensors of a copy by layer, chunk and unit, of the dtypes in which they are stored.
 
     Raises:  ShapeError: the copy is not of `count` rows of these layers.
     """
     if isinstance(copied, HostCopy) and copied.dtype != dtype:
         raise ShapeError(f"the copy is of {copied.dtype} elements, the pool of {dtype}")
-    if len(copied) != len(layers):
-        raise ShapeError(f"the copy has {len(copied)} layers, the pool {len(layers)}")
+    given = _listed(copied, "the copy", "a list of layers")
+    if len(given) != len(layers):
+        raise ShapeError(f"the copy has {len(given)} layers, the pool {len(layers)}")
     found = []
-    for units, layer_chunks in zip(layers, copied, strict=True):
-        chunks = [[c] if isinstance(c, torch.Tensor) else list(c) for c in layer_chunks]
+    for units, layer_chunks in zip(layers, given, strict=True):
+        name = f"layer {units[0].layer} of the copy"
+        chunks = [
+            _tensors(chunk, f"chunk {number} of {name}")
+            for number, chunk in enumerate(_listed(layer_chunks, name, "a list of chunks"))
+        ]
         rows = sum(len(chunk[0]) for chunk in chunks if chunk)
         if rows != count:
-            raise ShapeError(
-                f"layer {units[0].layer} of the copy has {rows} rows for {count} indices"
-            )
-        for chunk in chunks:
-            _check_chunk(units, chunk)
-        found.append(chunks)
+            raise ShapeError(f"{name} has {rows} rows for {count} indices")
+        found.append([_checked_chunk(units, chunk) for chunk in chunks])
     return found
 
 
@@ -107,7 +118,7 @@ def take_rows(copied: Sequence[Sequence[Chunk]], kept: torch.Tensor) -> list[lis
         if not chunks:
             layers.append([])
             continue
-        columns = [[c] if isinstance(c, torch.Tensor) else c for c in chunks]
+        columns = [[_bytes(t) for t in ([c] if isinstance(c, torch.Tensor) else c)] for c in chunks]
         whole = [torch.cat(tensors)[rows] for tensors in zip(*columns, strict=True)]
         layers.append([_chunk(whole)] if len(rows) else [])
     return HostCopy(layers, copied.dtype) if isinstance(copied, HostCopy) else layers
@@ -130,7 +141,8 @@ def _write(
         start = end
 
 
-def _check_chunk(units: Sequence[PartRows], chunk: Sequence[torch.Tensor]) -> None:
+def _checked_chunk(units: Sequence[PartRows], chunk: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors of a chunk as they are stored."""
     if len(chunk) != len(units):
         raise ShapeError(
             f"layer {units[0].layer} of the copy has {len(chunk)} tensors, the pool {len(units)}: "
@@ -138,11 +150,72 @@ def _check_chunk(units: Sequence[PartRows], chunk: Sequence[torch.Tensor]) -> No
         )
     for rows, tensor in zip(units, chunk, strict=True):
         wanted = (len(chunk[0]), rows.heads, rows.width)
-        if tuple(tensor.shape) != wanted or tensor.dtype != rows.dtype:
+        if tuple(tensor.shape) != wanted or tensor.dtype not in _taken_dtypes(rows):
             raise ShapeError(
                 f"{rows.part} of layer {rows.layer} of the copy has {tensor.dtype} "
                 f"{tuple(tensor.shape)}, the pool {rows.dtype} {wanted}"
             )
+    return [tensor.view(rows.dtype) for rows, tensor in zip(units, chunk, strict=True)]
+
+
+def _shown_dtypes(units: Sequence[PartRows]) -> list[torch.dtype]:
+    """The dtypes of the tensors of a copy of these units.
+
+    Rows that have scales, and the scales, show what they are, as MXFP8 caches of engines do; other
+    floats of 8 bits are bytes there, and so they are here.
+    """
+    scaled = {rows.part.removesuffix(_SCALE) for rows in units if rows.part.endswith(_SCALE)}
+    return [
+        torch.float8_e8m0fnu
+        if _is_scale(rows)
+        else rows.element
+        if rows.part in scaled
+        else rows.dtype
+        for rows in units
+    ]
+
+
+def _taken_dtypes(rows: PartRows) -> set[torch.dtype]:
+    """The dtypes that tensors of a unit may have: as it is stored, or what the bytes stand for."""
+    return {rows.dtype, torch.float8_e8m0fnu if _is_scale(rows) else rows.element}
+
+
+def _is_scale(rows: PartRows) -> bool:
+    return rows.part.endswith(_SCALE) and rows.dtype == torch.uint8
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Floats of 8 bits as bytes: torch has no indexed read of all of them."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+
+
+def _listed(value: object, name: str, needed: str) -> list[object]:
+    if not isinstance(value, (list, tuple)):
+        raise ShapeError(
+            f"{name} is {kind_of(value)}; {needed} is needed, as get_cpu_copy gives it"
+        )
+    return list(value)
+
+
+def _tensors(chunk: object, name: str) -> list[torch.Tensor]:
+    """The tensors of a chunk, one a unit."""
+    if isinstance(chunk, torch.Tensor):
+        chunk = [chunk]
+    found = _listed(chunk, name, "a list of tensors")
+    for number, tensor in enumerate(found):
+        if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0:
+            raise ShapeError(
+                f"tensor {number} of {name} is {kind_of(tensor)}; a tensor of rows is needed, as "
+                "get_cpu_copy gives it"
+            )
+    return cast("list[torch.Tensor]", found)
+
+
+def kind_of(value: object) -> str:
+    """What was given in the place of something else, for a text."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _chunk(tensors: list[torch.Tensor]) -> Chunk:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pdxfer.pool.copies import kind_of
 from pdxfer.pool.kv import KVPool, Layer, Scale, layer_id_of
 from pdxfer.pool.refusals import ShapeError
 from pdxfer.pool.together import PoolPair
@@ -82,7 +83,11 @@ class HybridMambaPool(PoolPair):
         mamba_indices: torch.Tensor | None = None,
         req_pool_index: int | None = None,
     ) -> tuple[HostCopy, StateCopy | None]:
-        """Tokens and, where `mamba_indices` are given, the state of those slots, on the host."""
+        """Tokens and, where `mamba_indices` are given, the state of those slots, on the host.
+
+        Args:    indices: slots of the full-attention pool. mamba_indices: `[n]` slots of the
+                 states, or the 0-d one of a request; see `StatePool.get_cpu_copy`.
+        """
         del req_pool_index
         copied = self.full_kv_pool.get_cpu_copy(indices)
         return copied, None if mamba_indices is None else self.mamba_pool.get_cpu_copy(
@@ -102,6 +107,11 @@ class HybridMambaPool(PoolPair):
                  `mamba_indices` or the reverse; nothing was written.
         """
         del req_pool_index
+        if not isinstance(kv_cache_cpu, (list, tuple)) or len(kv_cache_cpu) != 2:
+            raise ShapeError(
+                f"the copy is {kind_of(kv_cache_cpu)}; a pair of the copy of the tokens and of the "
+                "states is needed, as get_cpu_copy gives it"
+            )
         tokens, kept = kv_cache_cpu
         if (kept is None) != (mamba_indices is None):
             raise ShapeError("state of a copy and mamba_indices must be given together")

@@ -52,6 +52,8 @@ class PartRows:
         self.page_size = group.page_size
         self.slots = group.pages * group.page_size
         self.dtype = stored_dtype(planes[0].dtype)
+        self.element = getattr(torch, planes[0].dtype)
+        """What the stored bytes stand for; `dtype` where torch can store it."""
         cells = [storage.cells(plane, group.pages, self.dtype) for plane in planes]
         self._row_of: torch.Tensor | None = None
         if planes[0].row_kind == TILE:
@@ -126,7 +128,7 @@ def slots_of(
 
     Raises:  ShapeError: no one-dimensional integers. SlotError: an id outside of the pool.
     """
-    found = _as_tensor(loc, name)
+    found = as_tensor(loc, name)
     if found.numel() == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
     if found.ndim != 1 or found.dtype not in INTEGERS:
@@ -149,7 +151,11 @@ def slots_of(
     return ids.to(device)
 
 
-def _as_tensor(loc: object, name: str) -> torch.Tensor:
+def as_tensor(loc: object, name: str) -> torch.Tensor:
+    """`loc`, a tensor or a list of ids, as a tensor.
+
+    Raises:  ShapeError: it is neither.
+    """
     if isinstance(loc, torch.Tensor):
         return loc
     try:

@@ -10,9 +10,9 @@ from pdxfer.errors import ConfigError
 from pdxfer.layout.builders.state import StateTensor, state, state_entries
 from pdxfer.layout.dtypes import item_bytes
 from pdxfer.pool.base import Pool
-from pdxfer.pool.copies import synchronize
+from pdxfer.pool.copies import kind_of, synchronize
 from pdxfer.pool.refusals import ShapeError
-from pdxfer.pool.rows import last_of_each, slots_of
+from pdxfer.pool.rows import as_tensor, last_of_each, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,29 +98,29 @@ class StatePool(Pool):
         super().__init__(layout, device=device, memory=memory)
 
     def get_cpu_copy(self, indices: torch.Tensor) -> StateCopy:
-        """The state of some slots, on the host; in any order, repeats allowed."""
+        """The state of some slots, on the host; in any order, repeats allowed.
+
+        Args:    indices: `[n]` slots; or a 0-d one, as engines name the slot of a request: then
+                 the tensors of the copy are `[layers, *shape]`, without an axis of slots.
+        Raises:  SlotError, ShapeError: no slots of this pool.
+        """
         ids = self._ids(indices, "indices")
         synchronize(ids.device)
-        conv = [tensor[:, ids].to("cpu") for tensor in self.conv]
-        return conv, None if self.temporal is None else self.temporal[:, ids].to("cpu")
+        copied = [tensor[:, ids].to("cpu") for tensor in self._tensors()]
+        if as_tensor(indices, "indices").ndim == 0:
+            copied = [tensor.squeeze(1) for tensor in copied]
+        return (copied, None) if self.temporal is None else (copied[:-1], copied[-1])
 
     def load_cpu_copy(self, copied: StateCopy, indices: torch.Tensor) -> None:
         """Write a copy to other slots; of a slot that appears twice the last state stays.
 
+        Args:    indices: as many slots as the copy is of; one of them may be 0-d, and the copy of
+                 one slot may be without an axis of slots.
         Raises:  SlotError, ShapeError: no slots, or a copy of other tensors; nothing was written.
         """
         ids = self._ids(indices, "indices")
-        given = [*copied[0], *([] if copied[1] is None else [copied[1]])]
         mine = self._tensors()
-        if len(given) != len(mine) or (copied[1] is None) != (self.temporal is None):
-            raise ShapeError(f"the copy has {len(given)} state tensors, the pool {len(mine)}")
-        for tensor, got in zip(mine, given, strict=True):
-            wanted = (tensor.shape[0], ids.numel(), *tensor.shape[2:])
-            if tuple(got.shape) != wanted or got.dtype != tensor.dtype:
-                raise ShapeError(
-                    f"a state tensor of the copy has {got.dtype} {tuple(got.shape)}, the pool "
-                    f"{tensor.dtype} {wanted}"
-                )
+        given = self._given(copied, ids.numel())
         kept = last_of_each(ids)
         for tensor, got in zip(mine, given, strict=True):
             there = got.to(ids.device)
@@ -131,8 +131,8 @@ class StatePool(Pool):
         synchronize(ids.device)
 
     def copy_from(self, src_index: torch.Tensor, dst_index: torch.Tensor) -> None:
-        """The state of slot `src_index[i]` to slot `dst_index[i]`; they may overlap."""
-        self.move_pages(dst_index, src_index)
+        """The state of slot `src_index[i]` to slot `dst_index[i]`; they may overlap, and be 0-d."""
+        self.move_pages(self._ids(dst_index, "dst_index"), self._ids(src_index, "src_index"))
 
     def clear_slots(self, indices: torch.Tensor) -> None:
         """Make the state of some slots zero."""
@@ -140,11 +140,35 @@ class StatePool(Pool):
         for tensor in self._tensors():
             tensor[:, ids] = 0
 
+    def _given(self, copied: StateCopy, slots: int) -> list[torch.Tensor]:
+        """The tensors of a copy of `slots` slots, `[layers, slots, *shape]`.
+
+        Raises:  ShapeError: they are not those of this pool.
+        """
+        listed = listed_state(copied)
+        mine = self._tensors()
+        if len(listed) != len(mine):
+            raise ShapeError(f"the copy has {len(listed)} state tensors, the pool {len(mine)}")
+        found = []
+        for tensor, got in zip(mine, listed, strict=True):
+            wanted = (tensor.shape[0], slots, *tensor.shape[2:])
+            if slots == 1 and got.ndim == tensor.ndim - 1:
+                got = got.unsqueeze(1)
+            if tuple(got.shape) != wanted or got.dtype != tensor.dtype:
+                raise ShapeError(
+                    f"a state tensor of the copy has {got.dtype} {tuple(got.shape)}, the pool "
+                    f"{tensor.dtype} {wanted}"
+                )
+            found.append(got)
+        return found
+
     def _tensors(self) -> list[torch.Tensor]:
         return [*self.conv, *([] if self.temporal is None else [self.temporal])]
 
     def _ids(self, indices: object, name: str) -> torch.Tensor:
-        return slots_of(indices, name, self.slots, self._torch_device)
+        found = as_tensor(indices, name)
+        found = found.reshape(1) if found.ndim == 0 else found
+        return slots_of(found, name, self.slots, self._torch_device)
 
     def _bind(self) -> None:
         views = {tensor.part: self._view(tensor) for tensor in self.tensors}
@@ -176,3 +200,28 @@ class StatePool(Pool):
             (len(self.layer_ids), self.slots, *tensor.shape),
             (*(stride // item for stride in strides), *inner),
         )
+
+
+def listed_state(copied: object) -> list[torch.Tensor]:
+    """The tensors of a copy of states: the convolutions, then the temporal state if it has one.
+
+    A temporal state without an element is none; engines keep one for layers that have only
+    convolutions.
+
+    Raises:  ShapeError: no pair of a list of convolutions and a temporal state.
+    """
+    if not isinstance(copied, (list, tuple)) or len(copied) != 2:
+        raise ShapeError(
+            f"the copy of states is {kind_of(copied)}; a pair of the list of convolutions and the "
+            "temporal state is needed, as get_cpu_copy gives it"
+        )
+    conv, temporal = copied
+    if not isinstance(conv, (list, tuple)):
+        raise ShapeError(f"the convolutions of the copy are {kind_of(conv)}; a list is needed")
+    listed = [*conv] if temporal is None else [*conv, temporal]
+    for number, tensor in enumerate(listed):
+        if not isinstance(tensor, torch.Tensor):
+            raise ShapeError(
+                f"state tensor {number} of the copy is {kind_of(tensor)}; a tensor is needed"
+            )
+    return listed if temporal is None or temporal.numel() else listed[:-1]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 import torch
 
 from pdxfer.errors import ConfigError
-from pdxfer.pool.copies import HostCopy, take_rows
+from pdxfer.pool.copies import HostCopy, kind_of, take_rows
 from pdxfer.pool.kv import KVPool, Layer, Scale, layer_id_of
 from pdxfer.pool.moves import check_counts
 from pdxfer.pool.prefix_valid import committed_rows
@@ -26,10 +26,11 @@ class SWACopy(TypedDict):
     """Tokens of a pool with a window, on the host."""
 
     full: HostCopy
-    swa: HostCopy
-    """Of the tokens that `swa_mask` marks, in order."""
-    swa_mask: torch.Tensor
-    """bool [tokens]: those that had a slot in the window."""
+    swa: HostCopy | None
+    """Of the tokens that `swa_mask` marks, in order; None where it marks none."""
+    swa_mask: torch.Tensor | None
+    """bool [tokens]: those that had a slot in the window. None: all of them, or none where `swa`
+    is None."""
 
 
 class SWAPool(PoolPair):
@@ -168,13 +169,19 @@ class SWAPool(PoolPair):
         mamba_indices: torch.Tensor | None = None,
         req_pool_index: int | None = None,
     ) -> SWACopy:
-        """Tokens of both pools on the host; `indices` are slots of the full pool."""
+        """Tokens of both pools on the host.
+
+        Args:    indices: slots of the full pool.
+        Returns: `swa` is None where no token has a slot in the window.
+        Raises:  SlotError, ShapeError: no slots of the full pool.
+        """
         del mamba_indices, req_pool_index
-        window = self.translate_loc_from_full_to_swa(indices)
+        slots = self.full_kv_pool.checked_slots(indices)
+        window = self.translate_loc_from_full_to_swa(slots)
         mask = window > 0
         return SWACopy(
-            full=self.full_kv_pool.get_cpu_copy(indices),
-            swa=self.swa_kv_pool.get_cpu_copy(window[mask]),
+            full=self.full_kv_pool.get_cpu_copy(slots),
+            swa=self.swa_kv_pool.get_cpu_copy(window[mask]) if bool(mask.any()) else None,
             swa_mask=mask.to("cpu"),
         )
 
@@ -193,13 +200,16 @@ class SWAPool(PoolPair):
         del mamba_indices, req_pool_index
         slots = self.full_kv_pool.checked_slots(indices)
         window = self.translate_loc_from_full_to_swa(slots)
-        saved = _saved_mask(kv_cache_cpu, slots.numel())
+        full, in_window, saved = _parts_of(kv_cache_cpu, slots.numel())
         here = (window > 0).to("cpu")
-        self.full_kv_pool.check_cpu_copy(kv_cache_cpu["full"], slots.numel())
-        self.swa_kv_pool.check_cpu_copy(kv_cache_cpu["swa"], int(saved.sum()))
-        rows = take_rows(kv_cache_cpu["swa"], here[saved])
+        self.full_kv_pool.check_cpu_copy(full, slots.numel())
+        if in_window is None:
+            self.full_kv_pool.load_cpu_copy(full, slots)
+            return
+        self.swa_kv_pool.check_cpu_copy(in_window, int(saved.sum()))
+        rows = take_rows(in_window, here[saved])
         to = self._window_slots(window, saved & here, "indices")
-        self.full_kv_pool.load_cpu_copy(kv_cache_cpu["full"], slots)
+        self.full_kv_pool.load_cpu_copy(full, slots)
         self.swa_kv_pool.load_cpu_copy(rows, to)
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
@@ -228,14 +238,29 @@ class SWAPool(PoolPair):
         return self.swa_kv_pool if in_window else self.full_kv_pool
 
 
-def _saved_mask(copied: SWACopy, tokens: int) -> torch.Tensor:
-    """Which of `tokens` tokens have rows of the window in a copy, bool on the host.
+def _parts_of(copied: object, tokens: int) -> tuple[HostCopy, HostCopy | None, torch.Tensor]:
+    """The copy of the full pool, that of the window, and which tokens it is of (bool, on the host).
 
-    Raises:  ShapeError: a mask of other tokens, or none.
+    Raises:  ShapeError: no copy of these pools, or one of other tokens.
     """
-    saved = copied["swa_mask"].to("cpu")
+    if not isinstance(copied, dict) or not {"full", "swa"} <= copied.keys():
+        raise ShapeError(
+            f"the copy is {kind_of(copied)}; a dict of full, swa and swa_mask is needed, as "
+            "get_cpu_copy gives it"
+        )
+    full, window, mask = copied["full"], copied["swa"], copied.get("swa_mask")
+    if mask is None:
+        mask = torch.full((tokens,), window is not None)
+    if not isinstance(mask, torch.Tensor):
+        raise ShapeError(f"swa_mask of the copy is {kind_of(mask)}; a tensor is needed")
+    saved = mask.to("cpu")
     if saved.shape != (tokens,):
         raise ShapeError(f"the copy has {saved.numel()} tokens for {tokens} indices")
     if saved.dtype != torch.bool:
         raise ShapeError(f"swa_mask of the copy has dtype {saved.dtype}; it must be torch.bool")
-    return saved
+    if window is None and bool(saved.any()):
+        raise ShapeError(
+            f"swa of the copy is None, but swa_mask marks {int(saved.sum())} tokens that had a "
+            "slot in the window"
+        )
+    return full, window, saved

@@ -96,7 +96,7 @@ def prefix_valid_scaled():
         keys, values = (torch.ones(6, 2, dim).to(torch.float8_e4m3fn) for dim in (32, 64))
         scales = [torch.full((6, 2, blocks), 127, dtype=torch.uint8) for blocks in (1, 2)]
         pool.set_kv_buffer_prefix_valid(6, LOC, LENS, keys, values, *scales)
-        stored = pool.get_cpu_copy(torch.arange(pool.slots))[1][0][2]
+        stored = pool.get_cpu_copy(torch.arange(pool.slots))[1][0][2].view(torch.uint8)
         slots = stored.any(dim=2).any(dim=1).nonzero().flatten().tolist()
         assert slots == [4, 5]
         return f"writes rows and scales of slots {slots}"
