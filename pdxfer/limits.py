@@ -45,6 +45,11 @@ CONTROL_SESSIONS_MAX: Final = 2_048
 """Decode agents that one prefill agent serves at a time."""
 CONTROL_BOUND_KEYS_MAX: Final = 65_536
 """Routing ids whose first CURVE key is remembered; the oldest without a session is forgotten."""
+CONTROL_KEYS_CHECK_S: Final = 1.0
+"""How often a prefill agent looks whether its allow-list of keys has changed. The sessions of a key
+that is not in it any more end then, and their transfers with them."""
+CONTROL_KEYS_UNREADABLE_S: Final = 30.0
+"""How long sessions go on while the allow-list cannot be read; nobody new is let in meanwhile."""
 CONTROL_FRAMES_PER_WAKE_MAX: Final = 512
 """Frames read before the event loop gets its turn again."""
 CONTROL_UNACKED_MESSAGES_MAX: Final = 4_096

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,9 @@ SECRET_TAG: Final = "pdxfer-curve-secret"
 PUBLIC_TAG: Final = "pdxfer-curve-public"
 _Z85_LENGTH: Final = 40
 _KEY_FILE_BYTES_MAX: Final = 1 << 20
+_CLOCK_STEP_NS: Final = 2_000_000_000
+"""A file that changed this shortly before it was read may change again under the same time stamp
+(2 s is the step of the coarsest file systems): it is read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class AllowList:
 
     Args:  path: a directory of `.pub` files, or a file of public lines.
     Raises:  ConfigError when it is missing or a line is wrong.
+    Threads:  one at a time.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -113,8 +118,11 @@ class AllowList:
             "make the folder and copy the .pub file of each decode daemon into it",
         )
         self._names: dict[bytes, str] = {}
-        self._seen: tuple[tuple[str, int, int], ...] = ()
-        self._reload()
+        self._seen: tuple[tuple[str, int, int, int, int, int], ...] = ()
+        """Of each file: name, device, inode, times of content and of any change, size."""
+        self._is_settled = False
+        """Whether any later change must show in `_seen`."""
+        self.refresh()
 
     def name_of(self, public: bytes) -> str | None:
         """The client's name, or None where it may not connect.
@@ -122,36 +130,50 @@ class AllowList:
         A list that cannot be read any more lets nobody in, and says so in the log.
         """
         try:
-            self._reload()
+            self.refresh()
         except ConfigError as error:
             reason = f"nobody may connect: {error}"
             log.error("allow_list_unreadable", extra={"reason": reason})  # noqa: TRY400 the text says it all
             return None
         return self._names.get(public)
 
+    def __contains__(self, public: bytes) -> bool:
+        """Whether the key was in the list when it was last read."""
+        return public in self._names
+
     def __len__(self) -> int:
         return len(self._names)
 
-    def _files(self) -> list[Path]:
-        if self.path.is_dir():
-            return sorted(self.path.glob("*.pub"))
-        return [self.path]
+    def refresh(self) -> None:
+        """Read the list again if it has changed.
 
-    def _reload(self) -> None:
+        Raises:  ConfigError when it cannot be read, or a line is wrong; the keys that were read
+                 before are kept.
+        """
+        read_at_ns = time.time_ns()
         try:
             files = self._files()
             stats = [(file, file.stat()) for file in files]
         except OSError as error:
             raise self._setting.unreadable(error) from error
-        seen = tuple((str(file), info.st_mtime_ns, info.st_size) for file, info in stats)
-        if seen == self._seen and self._names:
+        seen = tuple(
+            (str(f), s.st_dev, s.st_ino, s.st_mtime_ns, s.st_ctime_ns, s.st_size) for f, s in stats
+        )
+        if seen == self._seen and self._is_settled:
             return
         names: dict[bytes, str] = {}
         for file in files:
             for number, line in enumerate(_lines(self._setting, file), 1):
                 key, name = _parse(line, PUBLIC_TAG, self._setting, file, number)
                 names[key] = name or file.stem
+        changed_at_ns = max((info.st_ctime_ns for _, info in stats), default=read_at_ns)
         self._names, self._seen = names, seen
+        self._is_settled = changed_at_ns + _CLOCK_STEP_NS < read_at_ns
+
+    def _files(self) -> list[Path]:
+        if self.path.is_dir():
+            return sorted(self.path.glob("*.pub"))
+        return [self.path]
 
 
 def generate(directory: str | os.PathLike[str], name: str) -> tuple[Path, Path]:

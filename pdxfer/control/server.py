@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from pdxfer.control.admission import Admission
 from pdxfer.control.peer import INTERNAL_ERROR, Callbacks, Peer, check_hello
 from pdxfer.control.session import Belonging, Session, stale_answer
 from pdxfer.control.socket import (
@@ -27,8 +28,8 @@ from pdxfer.control.socket import (
 from pdxfer.errors import ConfigError, PdxferError, PeerError, RemoteProtocolError, ResourceError
 from pdxfer.limits import (
     CONTROL_BLOCKED_RETRY_S,
-    CONTROL_BOUND_KEYS_MAX,
     CONTROL_FRAMES_PER_WAKE_MAX,
+    CONTROL_KEYS_CHECK_S,
     CONTROL_LINGER_MS,
     CONTROL_SESSIONS_MAX,
 )
@@ -83,8 +84,8 @@ class ControlServer:
         self._peers: dict[bytes, Peer] = {}
         self._unreachable: set[bytes] = set()
         """Live sessions whose connection was down when something was last sent."""
-        self._key_of: dict[bytes, str] = {}
-        """Incarnation to the CURVE key that it first came with."""
+        self._admission = Admission(keys.allowed, self._peers) if keys is not None else None
+        self._keys_timer: asyncio.TimerHandle | None = None
         self._authenticator: Authenticator | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._wakeup: Wakeup | None = None
@@ -130,6 +131,8 @@ class ControlServer:
         socket.bind(address.removesuffix(":0") + ":*" if address.endswith(":0") else address)
         self._bound = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._wakeup = Wakeup(self._loop, socket, self._read)
+        if self._admission is not None:
+            self._keys_timer = self._loop.call_later(CONTROL_KEYS_CHECK_S, self._check_keys)
 
     async def close(self, reason: str = "") -> None:
         """Say `Bye` to every peer, send what is queued for up to `CONTROL_LINGER_MS`, close.
@@ -153,6 +156,8 @@ class ControlServer:
 
     async def _release(self, linger_ms: int) -> None:
         socket, self._socket = self._socket, None
+        if self._keys_timer is not None:
+            self._keys_timer.cancel()
         if socket is not None and not socket.closed:
             if self._wakeup is not None:
                 self._wakeup.close()
@@ -284,6 +289,8 @@ class ControlServer:
             ended=self._ended,
         )
         try:
+            if self._admission is not None:
+                self._admission.check(source, now)
             check_hello(hello, "decode")
             self._check_room()
             self._peers[source] = peer
@@ -319,26 +326,24 @@ class ControlServer:
 
     def _is_its_key(self, source: bytes, frame: zmq.Frame) -> bool:
         """Whether the frame came with the CURVE key that this incarnation first came with."""
-        if self._keys is None:
+        if self._admission is None:
             return True
-        key = str(frame.get("User-Id"))
-        bound = self._key_of.get(source)
-        if bound is None:
-            if len(self._key_of) >= CONTROL_BOUND_KEYS_MAX:
-                idle = next(known for known in self._key_of if known not in self._peers)
-                del self._key_of[idle]
-            self._key_of[source] = bound = key
-        if bound != key:
-            log.warning(
-                "frame_refused",
-                extra={
-                    "peer": source.hex(),
-                    "reason": "another key uses the routing id of a known agent",
-                    "key": key,
-                    "bound": bound,
-                },
-            )
-        return bound == key
+        return self._admission.is_its_key(source, str(frame.get("User-Id")).encode())
+
+    def _check_keys(self) -> None:
+        """End the sessions of keys that were taken off the allow-list."""
+        assert self._admission is not None
+        self._keys_timer = self._loop.call_later(CONTROL_KEYS_CHECK_S, self._check_keys)
+        now = self._loop.time()
+        self._admission.refresh(now)
+        for incarnation, peer in list(self._peers.items()):
+            try:
+                self._admission.check(incarnation, now)
+            except ConfigError as error:
+                log.warning(
+                    "session_ended", extra={"peer": incarnation.hex(), "reason": str(error)}
+                )
+                peer.refuse(error.to_wire())
 
 
 def _decode_from(source: bytes, data: bytes) -> Envelope:

@@ -168,7 +168,7 @@ def test_a_routing_id_belongs_to_the_key_it_first_came_with(run, keys):
 
 
 def test_the_oldest_idle_binding_of_a_key_is_forgotten_first(run, keys, monkeypatch):
-    monkeypatch.setattr("pdxfer.control.server.CONTROL_BOUND_KEYS_MAX", 2)
+    monkeypatch.setattr("pdxfer.control.admission.CONTROL_BOUND_KEYS_MAX", 2)
 
     async def scenario():
         async with Server(keys=keys.server) as server:
@@ -177,8 +177,8 @@ def test_the_oldest_idle_binding_of_a_key_is_forgotten_first(run, keys, monkeypa
                 for _ in range(3):
                     async with Link(server.address, keys=keys.two) as link:
                         await link.control.ready(5)
-                assert len(server.control._key_of) == 2
-                assert kept.incarnation in server.control._key_of
+                assert len(server.control._admission) == 2
+                assert kept.incarnation in server.control._admission
 
     run(scenario())
 
@@ -243,5 +243,54 @@ def test_two_secured_servers_live_in_one_process(run, keys):
             ):
                 await first.control.ready(5)
                 await second.control.ready(5)
+
+    run(scenario())
+
+
+def test_a_key_taken_away_ends_its_live_session_and_begins_no_other(run, keys, monkeypatch):
+    monkeypatch.setattr("pdxfer.control.server.CONTROL_KEYS_CHECK_S", 0.05)
+    monkeypatch.setattr("pdxfer.control.link.CONTROL_REFUSED_RETRY_S", 0.1)
+
+    async def scenario():
+        async with Server(keys=keys.server) as server:
+            async with (
+                Link(server.address, keys=keys.one) as gone,
+                Link(server.address, keys=keys.two) as kept,
+            ):
+                await gone.control.ready(5)
+                await kept.control.ready(5)
+                (keys.allowed / "one.pub").unlink()
+                await until(lambda: gone.names == ["session", "lost"])
+                await until(lambda: "lost" in server.names)
+                # its connection lives on; a new session over it is refused, with the reason
+                with pytest.raises(ConfigError, match="may not talk to this prefill agent") as told:
+                    await gone.control.ready(5)
+                assert told.value.fields == {"key": keys.one.pair.public.decode()}
+                kept.control.send(matched(1))
+                await until(lambda: server.numbers == [1])
+                assert kept.names == ["session"]
+                keys.allow(keys.directory / "one.pub")
+                await until(lambda: gone.names == ["session", "lost", "session"])
+
+    run(scenario())
+
+
+def test_an_allow_list_that_cannot_be_read_ends_sessions_only_after_a_while(run, keys, monkeypatch):
+    monkeypatch.setattr("pdxfer.control.server.CONTROL_KEYS_CHECK_S", 0.05)
+    monkeypatch.setattr("pdxfer.control.admission.CONTROL_KEYS_UNREADABLE_S", 3600)
+
+    async def scenario():
+        async with (
+            Server(keys=keys.server) as server,
+            Link(server.address, keys=keys.one) as link,
+        ):
+            await link.control.ready(5)
+            (keys.allowed / "broken.pub").write_text("half a li")
+            await until(lambda: server.control._admission._unreadable_since is not None)
+            link.control.send(matched(1))
+            await until(lambda: server.numbers == [1])
+            assert link.names == ["session"]
+            monkeypatch.setattr("pdxfer.control.admission.CONTROL_KEYS_UNREADABLE_S", 0)
+            await until(lambda: link.names == ["session", "lost"])
 
     run(scenario())

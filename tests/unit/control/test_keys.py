@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 import zmq
 
-from pdxfer.control.keys import AllowList, generate, load_client_keys, load_pair, load_server_keys
+from pdxfer.control.keys import (
+    PUBLIC_TAG,
+    AllowList,
+    generate,
+    load_client_keys,
+    load_pair,
+    load_server_keys,
+)
 from pdxfer.errors import ConfigError
 
 
@@ -182,3 +190,46 @@ def test_an_allow_list_that_breaks_lets_nobody_in(tmp_path, caplog):
     [record] = caplog.records
     assert record.message == "allow_list_unreadable"
     assert record.reason.startswith(f"nobody may connect: client_keys = '{file}': key 1 does not")
+
+
+def replaced(file, text):
+    """Another file under the same name, of equal size and times."""
+    old = file.stat()
+    other = file.with_name("other.tmp")
+    other.write_text(text)
+    assert other.stat().st_size == old.st_size
+    os.utime(other, ns=(old.st_atime_ns, old.st_mtime_ns))
+    other.rename(file)
+    assert file.stat().st_mtime_ns == old.st_mtime_ns
+
+
+def test_a_key_replaced_by_a_file_of_equal_size_and_time_is_let_in_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr("pdxfer.control.keys._CLOCK_STEP_NS", -(10**15))  # nothing is read twice
+    file = tmp_path / "one.pub"
+    before, after = zmq.curve_keypair()[0], zmq.curve_keypair()[0]
+    file.write_text(f"{PUBLIC_TAG} {before.decode()} one\n")
+    allowed = AllowList(tmp_path)
+    assert allowed.name_of(before) == "one"
+    replaced(file, f"{PUBLIC_TAG} {after.decode()} one\n")
+    assert allowed.name_of(before) is None
+    assert allowed.name_of(after) == "one"
+
+
+class Frozen(type(Path())):
+    """A path whose stamps do not change, as within one step of the file system's clock."""
+
+    def stat(self, **_):
+        return self.now
+
+
+def test_a_key_file_written_twice_within_one_step_of_the_clock_is_read_again(tmp_path, monkeypatch):
+    file = tmp_path / "one.pub"
+    before, after = zmq.curve_keypair()[0], zmq.curve_keypair()[0]
+    file.write_text(f"{PUBLIC_TAG} {before.decode()} one\n")
+    frozen = os.stat(file)
+    monkeypatch.setattr(AllowList, "_files", lambda self: [Frozen(file)])
+    monkeypatch.setattr(Frozen, "now", frozen, raising=False)
+    allowed = AllowList(tmp_path)
+    file.write_text(f"{PUBLIC_TAG} {after.decode()} one\n")
+    assert allowed.name_of(before) is None
+    assert allowed.name_of(after) == "one"
