@@ -222,7 +222,7 @@ class PrefillAgent(Agent):
         if peer is None:
             return
         try:
-            address = self.lanes.fabric(peer.lane).send_address()
+            address = self.lanes.fabric(peer.path_lane).send_address()
         except PdxferError as error:
             self._end_session(peer_id, error)
             return
@@ -243,10 +243,10 @@ class PrefillAgent(Agent):
         try:
             peer = self.machine.peers[effect.peer]
             port = self.ports[effect.source_worker]
-            source = self.lanes.regions(peer.lane, effect.source_worker, port.ranges)
+            source = self.lanes.regions(peer.path_lane, effect.source_worker, port.ranges)
             infos = peer.workers[effect.destination_worker].regions
             destination = [
-                RemoteRegion(info.address, info.length_bytes, info.rkeys.get(peer.lane, b""))
+                RemoteRegion(info.address, info.length_bytes, info.rkeys.get(peer.path_lane, b""))
                 for info in infos
             ]
             path = self._paths[effect.peer]
@@ -317,7 +317,7 @@ class PrefillAgent(Agent):
         peer = self.machine.peers.get(event.peer)
         fields = {
             "peer": event.peer.hex()[:12],
-            "lane": peer.lane if peer else "",
+            "lane": peer.path_lane if peer else "",
             "transports": event.transports,
             "error": event.error,
         }

@@ -212,7 +212,8 @@ class PrefillMachine:
         self._sends.effects.append(ClosePath(peer.peer_id))
 
     def _open_path(self, peer: DecodePeer) -> None:
-        peer.path, peer.path_address = PathState.OPENING, peer.lane_address
+        peer.path = PathState.OPENING
+        peer.path_lane, peer.path_address = peer.lane, peer.lane_address
         peer.path_revision = peer.revision
         self._sends.effects.append(OpenPath(peer.peer_id, peer.lane, peer.lane_address))
 
@@ -220,8 +221,10 @@ class PrefillMachine:
         peer.take_attach(message)
         peer.judge(self.workers.values())
         if peer.path in (PathState.OPENING, PathState.OPEN):
-            if peer.path_address != message.lane_address:
-                self._close_path(peer)  # a new receive side: its path opens behind the old one
+            if (peer.path_lane, peer.path_address) != (message.lane, message.lane_address):
+                # Another receive side, or another lane to the same: the new path opens behind the
+                # old one.
+                self._close_path(peer)
             elif peer.path is PathState.OPEN:
                 self._sends.effects.append(Announce(peer.peer_id))
         elif peer.path is not PathState.CLOSING:
@@ -412,5 +415,5 @@ class PrefillMachine:
                 self._sends.effects.append(Announce(peer.peer_id))
 
     def _lane_failed(self, peer: DecodePeer, text: str) -> None:
-        message = LaneFailed(revision=peer.path_revision, lane=peer.lane, text=text)
+        message = LaneFailed(revision=peer.path_revision, lane=peer.path_lane, text=text)
         self._sends.effects.append(Tell(peer.peer_id, message))

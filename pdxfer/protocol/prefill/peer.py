@@ -34,6 +34,8 @@ class DecodePeer:
     lane: str = ""
     lane_address: bytes = b""
     """Of the receive side that the last `Attach` named."""
+    path_lane: str = ""
+    """The lane that the path goes, or went, by: what is posted on it uses this lane's regions."""
     path_address: bytes = b""
     """Of the receive side that the path goes, or went, to."""
     path_revision: int = 0
