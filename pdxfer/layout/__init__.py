@@ -7,21 +7,26 @@ compute the same from the same two layouts.
 from __future__ import annotations
 
 from pdxfer.layout.builders.draft import fuse_draft
-from pdxfer.layout.builders.host import (
-    host_layout,
+from pdxfer.layout.builders.host import host_layout
+from pdxfer.layout.builders.index import k_only
+from pdxfer.layout.builders.kv import (
+    arranged,
+    head_major,
     layer_first,
     page_first,
     page_first_direct,
     page_head,
+    page_major,
     page_unified,
+    token_major,
+    unified_entries,
 )
-from pdxfer.layout.builders.index import k_only
-from pdxfer.layout.builders.kv import head_major, mla, page_major, token_major, unified_entries
+from pdxfer.layout.builders.latent import mla
 from pdxfer.layout.builders.mxfp8 import mxfp8
 from pdxfer.layout.builders.parts import join_parts, select_parts
 from pdxfer.layout.builders.state import StateTensor, state, state_entries
-from pdxfer.layout.builders.tiles import vectorized_5d, vllm_cpu
-from pdxfer.layout.builders.vllm import vllm_blocks, vllm_mla_blocks
+from pdxfer.layout.builders.tiles import vectorized_5d
+from pdxfer.layout.builders.vllm import vllm_blocks, vllm_cpu, vllm_mla_blocks
 from pdxfer.layout.combining import combine
 from pdxfer.layout.compatibility import Side, check_pair
 from pdxfer.layout.compiled import Batches, Plan
@@ -52,6 +57,7 @@ __all__ = [
     "RegionSpec",
     "Side",
     "StateTensor",
+    "arranged",
     "as_group_pages",
     "check_page_ids",
     "check_pair",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from pdxfer.layout import plan  # noqa: E402
-from pdxfer.layout.builders.host import HOST_ARRANGEMENTS  # noqa: E402
+from pdxfer.layout.builders import table  # noqa: E402
 from pdxfer.pool import HostPool  # noqa: E402
 from pdxfer.pool.kv import KVPool  # noqa: E402
 from tests.support.pools import (  # noqa: E402
@@ -182,7 +182,7 @@ def as_bytes(tensors):
 
 
 @drawn
-@given(kinds, st.sampled_from(HOST_ARRANGEMENTS), seeds)
+@given(kinds, st.sampled_from(table.names(table.HOST)), seeds)
 def test_host_pool_takes_and_gives_back_any_slots(kind, arrangement, seed):
     rng = np.random.default_rng(seed)
     with make(kind) as device:
@@ -237,7 +237,7 @@ def across(from_layout, from_memory, from_slots, to_layout, to_memory, to_slots,
 
 
 @drawn
-@given(kinds, st.sampled_from(HOST_ARRANGEMENTS), seeds)
+@given(kinds, st.sampled_from(table.names(table.HOST)), seeds)
 def test_a_plan_into_a_host_pool_moves_what_a_backup_does(kind, arrangement, seed):
     rng = np.random.default_rng(seed)
     with make(kind) as device:
@@ -266,7 +266,7 @@ def test_a_plan_into_a_host_pool_moves_what_a_backup_does(kind, arrangement, see
 
 
 @drawn
-@given(kinds, st.sampled_from(HOST_ARRANGEMENTS), seeds)
+@given(kinds, st.sampled_from(table.names(table.HOST)), seeds)
 def test_flat_pages_and_addresses_name_every_byte_of_a_page_once(kind, arrangement, seed):
     rng = np.random.default_rng(seed)
     with make(kind) as device:

@@ -1,5 +1,6 @@
 """Files that are made from others: `make generated` writes them, a test holds them equal.
 
+docs/layouts.md             from pdxfer/layout/builders
 docs/limits.md              from pdxfer/limits.py
 docs/refusals.md            from tests/support/refusals.py
 docs/transfers.md           from tests/support/transfer_rows.py
@@ -20,7 +21,7 @@ from ruff import find_ruff_bin
 
 from pdxfer import limits
 from pdxfer.fabric.ucx_loader import load_ucx
-from tests.support import refusals, transfer_rows
+from tests.support import layout_page, refusals, transfer_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = {
@@ -97,6 +98,7 @@ def files():
     """Path to content of every generated file."""
     made = {path: stub(module) for module, path in STUBS.items()}
     pages = {
+        "docs/layouts.md": layout_page.table(),
         "docs/limits.md": limits_table(),
         "docs/refusals.md": refusals.table(),
         "docs/transfers.md": transfer_rows.table(),

@@ -14,30 +14,60 @@ from hypothesis import strategies as st
 
 from pdxfer import layout as layouts
 from pdxfer.layout import KVLayout, Rank, combine, vllm_blocks, vllm_cpu, vllm_mla_blocks
+from pdxfer.layout.builders import table
 from pdxfer.layout.builders.draft import beside_draft, fuse_draft
 from pdxfer.layout.builders.host import host_layout
 from pdxfer.layout.builders.index import k_only
 from pdxfer.layout.builders.mxfp8 import mxfp8
 from pdxfer.layout.builders.state import StateTensor, state, state_entries
-from pdxfer.layout.builders.vllm import BLOCK_ORDERS
 
 ITEM = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1, "uint8": 1}
 PAGE_SIZES = (1, 8, 16, 32, 64, 128)
 TP_SIZES = (1, 2, 4, 8, 16)
 RANKS_MAX = 16
-HOST = ("layer_first", "page_first", "page_first_direct", "page_head", "page_unified")
-DEVICE = ("token_major", "head_major", "page_major", "unified_entries")
-ARRANGEMENTS = {
-    "kv": (*DEVICE, *HOST, *BLOCK_ORDERS),
-    "draft": (*DEVICE, *HOST),
-    "mla": ("token_major", "page_major", "unified_entries", *HOST, *BLOCK_ORDERS),
-    "k_only": ("device", *HOST),
-    "mxfp8": ("device", *HOST),
-    "mxfp8_tiles": ("device", *HOST),
-    "vllm_cpu": tuple(order for order in BLOCK_ORDERS if order.endswith("NC")),
-    "vectorized_5d": ("device", *HOST),
+HOST = table.names(table.HOST)
+BLOCKS = table.names(table.BLOCKS)
+BUILDERS = {
+    "kv": ("arranged", "vllm_blocks"),
+    "draft": ("arranged", "vllm_blocks"),
+    "mla": ("mla", "vllm_mla_blocks"),
+    "k_only": ("k_only",),
+    "mxfp8": ("mxfp8",),
+    "mxfp8_tiles": ("mxfp8",),
+    "vllm_cpu": ("vllm_cpu",),
+    "vectorized_5d": ("vectorized_5d",),
     "state": ("state", "state_entries"),
 }
+"""What makes the layouts of each family; `arranged` makes those of every row of the table."""
+
+
+def arrangements():
+    """Of each family, the arrangements that the table has now."""
+    device, host, blocks = (
+        table.names(*homes)
+        for homes in ((table.DEVICE, table.ENVELOPE), (table.HOST,), (table.BLOCKS,))
+    )
+    hosted = ("device", *host)
+    return {
+        "kv": (*device, *host, *blocks),
+        "draft": (*device, *host),
+        "mla": table.names(*table.HOMES, latent=True),
+        "k_only": hosted,
+        "mxfp8": hosted,
+        "mxfp8_tiles": hosted,
+        "vllm_cpu": tuple(order for order in blocks if order.endswith("NC")),
+        "vectorized_5d": hosted,
+        "state": BUILDERS["state"],
+    }
+
+
+def built():
+    """The names of all layouts that cases are made of."""
+    rows = {name for names in arrangements().values() for name in names} & table.ROWS.keys()
+    return rows | {name for names in BUILDERS.values() for name in names}
+
+
+ARRANGEMENTS = arrangements()
 TILED = {"mxfp8_tiles": 32, "vllm_cpu": 1, "vectorized_5d": 16}
 """Families with tiles: a page size must be a multiple of this."""
 FAMILIES = ("kv", "kv", "kv", "kv", "mla", "mla", "draft", "k_only", "mxfp8", *TILED)
@@ -178,12 +208,16 @@ def build(group, arrangement, tp, layers, *, page_size, pages, reserved_pages) -
     return device if arrangement in ("device", "reference") else _host(device, arrangement)
 
 
+def _padded(arrangement):
+    return arrangement in table.ROWS and table.ROWS[arrangement].padded
+
+
 def _kv(arrangement, shape):
-    if arrangement in BLOCK_ORDERS:
+    if arrangement in BLOCKS:
         return vllm_blocks(order=arrangement, **shape)
     if arrangement in HOST:
         return _host(layouts.token_major(**shape), arrangement)
-    return getattr(layouts, "token_major" if arrangement == "reference" else arrangement)(**shape)
+    return layouts.arranged("token_major" if arrangement == "reference" else arrangement, **shape)
 
 
 def _host(like, arrangement):
@@ -206,8 +240,8 @@ def _with_draft(group, arrangement, layers, shape):
     target = _kv("token_major" if arrangement in HOST else arrangement, {**shape, "layers": own})
     if not drafts:
         return _host(target, arrangement) if arrangement in HOST else target
-    if arrangement == "unified_entries":
-        return fuse_draft(target, layouts.unified_entries(**{**shape, "layers": drafts}))
+    if _padded(arrangement):
+        return fuse_draft(target, layouts.arranged(arrangement, **{**shape, "layers": drafts}))
     both = beside_draft(target, layouts.token_major(**{**shape, "layers": drafts}))
     return _host(both, arrangement) if arrangement in HOST else both
 
@@ -216,7 +250,7 @@ def _mla(group, arrangement, layers, place):
     latent, rope = group.widths
     shape = {"layers": layers, "kv_lora_rank": latent, "qk_rope_head_dim": rope, **place}
     shape["dtype"] = group.dtype
-    if arrangement in BLOCK_ORDERS:
+    if arrangement in BLOCKS:
         return vllm_mla_blocks(order=arrangement, **shape)
     if arrangement in HOST:
         return _host(layouts.mla(**shape), arrangement)
@@ -348,7 +382,7 @@ def _cannot(group, arrangement, tp_size):
     if group.family == "state":
         return False
     held = {heads_of_rank(group.heads, tp, tp_size)[1] for tp in range(tp_size)}
-    if arrangement == "unified_entries" and group.family != "mla":
+    if _padded(arrangement) and group.family != "mla":
         rows = [n * width * ITEM[group.dtype] for n in held for width in group.widths]
         return any(row % 16 for row in rows)
     return False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from pdxfer import layout as layouts
 from pdxfer.cli.plan.files import read_model_config, read_toml
-from pdxfer.cli.plan.keys import LAYOUTS, described
+from pdxfer.cli.plan.keys import described, layout_names
 from pdxfer.cli.plan.sides import Instance, Sizes, Terms
 from pdxfer.cli.plan.values import NUMBER_MAX, choice, shown
 from pdxfer.errors import ConfigError, LayoutMismatchError
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "A:B is prefill:decode, A is both. A TOML file says these with keys of its own.",
     )
     texts = {
-        "layout": ", ".join(LAYOUTS),
+        "layout": ", ".join(layout_names()),
         "page_size": "tokens of a page",
         "tp": "attention TP size",
         "pp": "pipeline stages",
@@ -251,7 +251,7 @@ def _of_config(file: Path, options: argparse.Namespace, at: int) -> Instance:
     numbers = {name: _number(values[name], name, at) for name in ("tp", "pp", "cp", "page_size")}
     return read_model_config(
         file,
-        layout=choice("--layout", _half(values["layout"], at), LAYOUTS),
+        layout=choice("--layout", _half(values["layout"], at), layout_names()),
         page_size=numbers["page_size"],
         sizes=Sizes(numbers["tp"], numbers["pp"], numbers["cp"], _TERMS),
         dtype=_name(values["dtype"], "--dtype", at, ITEM_BYTES),

@@ -8,32 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pdxfer import layout as layouts
 from pdxfer.cli.plan.values import shown
 from pdxfer.errors import ConfigError
 from pdxfer.layout import KVLayout
-from pdxfer.layout.builders.host import HOST_ARRANGEMENTS
-from pdxfer.layout.builders.index import k_only
-from pdxfer.layout.builders.kv import ARRANGEMENTS
-from pdxfer.layout.builders.mxfp8 import mxfp8
+from pdxfer.layout.builders.catalog import Entry, catalog
 from pdxfer.layout.builders.shapes import kv_shape
-from pdxfer.layout.builders.vllm import BLOCK_ORDERS
 
-KV_BUILDERS: Final[dict[str, Callable[..., KVLayout]]] = {
-    "token_major": layouts.token_major,
-    "head_major": layouts.head_major,
-    "page_major": layouts.page_major,
-    "unified_entries": layouts.unified_entries,
-    "vllm_blocks": layouts.vllm_blocks,
-    "vllm_cpu": layouts.vllm_cpu,
-    "vectorized_5d": layouts.vectorized_5d,
-    "mxfp8": mxfp8,
-    "k_only": k_only,
-}
-LAYOUTS: Final = (*KV_BUILDERS, "mla", *HOST_ARRANGEMENTS, *BLOCK_ORDERS)
-"""Names that `layout` may have; block orders are those of vLLM."""
-LATENT_LAYOUTS: Final = ("mla", *ARRANGEMENTS, *HOST_ARRANGEMENTS, *BLOCK_ORDERS)
-"""Those that latent attention may have."""
 MLA_KEYS: Final = ("kv_lora_rank", "qk_rope_head_dim")
 _INSTANCE_KEYS: Final = ("attention_tp", "pp_size", "cp_size", "relayout", "ignore_parts")
 _HEAD_KEYS: Final = ("kv_heads", "total_kv_heads", "heads", "heads_total")
@@ -84,27 +64,37 @@ class Keys:
         return (*self.needed, *self.optional)
 
 
+def layout_names() -> tuple[str, ...]:
+    """The names that `layout` may have: of every layout that holds pages of tokens."""
+    return tuple(entry.name for entry in catalog().values() if entry.heads or entry.latent)
+
+
+def latent_names() -> tuple[str, ...]:
+    """The names of the layouts that latent attention may have."""
+    return tuple(entry.name for entry in catalog().values() if entry.latent)
+
+
 def is_latent(layout: str, shape: Mapping[str, object]) -> bool:
-    """Whether these are the keys of latent attention."""
-    return layout == "mla" or any(key in shape for key in MLA_KEYS)
+    """Whether a description with these keys is of latent attention."""
+    return catalog()[layout].heads is None or any(key in shape for key in MLA_KEYS)
 
 
 def builder_of(layout: str, *, latent: bool) -> Callable[..., KVLayout]:
-    """What makes a layout of this name, or the one that a host layout stands behind.
+    """What makes a layout of this name.
 
-    Raises:  ConfigError: latent attention has no such layout.
+    Raises:  ConfigError: latent attention has no such layout, or only latent attention has it.
     """
-    if latent and layout not in LATENT_LAYOUTS:
+    entry = catalog()[layout]
+    if latent and entry.latent is None:
         raise ConfigError(
             f"layout is {layout!r}, and {MLA_KEYS[0]} says latent attention, which has none such; "
-            f"it has to be one of {', '.join(LATENT_LAYOUTS)}",
+            f"it has to be one of {', '.join(latent_names())}",
             fields={"layout": layout},
         )
-    if layout in BLOCK_ORDERS:
-        return layouts.vllm_mla_blocks if latent else layouts.vllm_blocks
-    if latent:
-        return layouts.mla
-    return layouts.token_major if layout in HOST_ARRANGEMENTS else KV_BUILDERS[layout]
+    builder = entry.latent if latent else entry.heads
+    if builder is None:
+        raise ConfigError(f"layout is {layout!r}, which only latent attention has")
+    return builder
 
 
 def keys_of(layout: str, *, latent: bool) -> Keys:
@@ -115,13 +105,7 @@ def keys_of(layout: str, *, latent: bool) -> Keys:
     takes = dict(inspect.signature(builder_of(layout, latent=latent)).parameters)
     if takes.pop("shape", None) is not None:
         takes = {**inspect.signature(kv_shape).parameters, **takes}
-    implied = {"pages", "head_first"}
-    if layout in BLOCK_ORDERS:
-        implied.add("order")
-    if latent and layout != "mla":
-        implied.add("arrangement")
-        if layout != "unified_entries":
-            implied.add("length_bytes")
+    implied = _implied(catalog()[layout], latent=latent)
     needed = [
         key
         for key, parameter in takes.items()
@@ -133,9 +117,20 @@ def keys_of(layout: str, *, latent: bool) -> Keys:
         needed = ["total_kv_heads" if key in _HEAD_KEYS else key for key in needed]
         optional = [key for key in optional if key != "total_kv_heads"]
         optional.insert(0, _own_heads(layout))
-    if layout == "page_unified" and not latent:
-        optional.append("head_groups")
     return Keys(tuple(needed), ("pages", *optional, *_INSTANCE_KEYS))
+
+
+def _implied(entry: Entry, *, latent: bool) -> set[str]:
+    """Arguments of the builder that no description gives: they follow from the rest of it."""
+    implied = {"pages", "head_first"}
+    if entry.row is None:
+        return implied
+    implied.add("arrangement")
+    if latent or not entry.row.grouped:
+        implied.add("head_groups")
+    if not entry.row.padded:
+        implied.add("length_bytes")
+    return implied
 
 
 def check_keys(layout: str, shape: Mapping[str, object]) -> None:
@@ -165,13 +160,14 @@ def check_keys(layout: str, shape: Mapping[str, object]) -> None:
 def described() -> str:
     """Every key by layout, for a person who writes a description."""
     alike: dict[tuple[bool, Keys], list[str]] = {}
-    for latent, names in ((False, LAYOUTS), (True, LATENT_LAYOUTS)):
+    for latent, names in ((False, layout_names()), (True, latent_names())):
         for name in names:
-            if latent or name != "mla":
+            if latent or catalog()[name].heads:
                 alike.setdefault((latent, keys_of(name, latent=latent)), []).append(name)
     lines = []
     for (latent, keys), of in alike.items():
-        what = ", latent attention" if latent and of != ["mla"] else ""
+        both = any(catalog()[name].heads for name in of)
+        what = ", latent attention" if latent and both else ""
         own = [key for key in keys.optional if key not in _INSTANCE_KEYS]
         lines += [
             f"  {', '.join(of)}{what}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pdxfer import limits
-from pdxfer.cli.plan.keys import MLA_KEYS
+from pdxfer.cli.plan.keys import MLA_KEYS, is_latent
 from pdxfer.cli.plan.values import NUMBER_MAX, number, shown
 from pdxfer.errors import ConfigError
 from pdxfer.layout.dtypes import ITEM_BYTES
@@ -84,11 +84,11 @@ def check_layout(config: dict[str, object], layout: str) -> None:
 
     Raises:  ConfigError.
     """
-    if layout == "mla" and config.get("kv_lora_rank") is None:
+    if is_latent(layout, {}) and config.get("kv_lora_rank") is None:
         raise ConfigError(
-            "--layout is 'mla', and this model has no latent attention: kv_lora_rank is missing. "
-            "Take --layout token_major, or another layout of keys and values",
-            fields={"layout": "mla", "kv_lora_rank": "none"},
+            f"--layout is {layout!r}, and this model has no latent attention: kv_lora_rank is "
+            "missing. Take --layout token_major, or another layout of keys and values",
+            fields={"layout": layout, "kv_lora_rank": "none"},
         )
 
 

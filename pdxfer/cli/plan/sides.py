@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdxfer import limits
-from pdxfer.cli.plan.keys import LAYOUTS, builder_of, check_keys, is_latent
+from pdxfer.cli.plan.keys import builder_of, check_keys, is_latent, layout_names
 from pdxfer.cli.plan.values import check_kinds, choice, layer_list, number, part_names
 from pdxfer.errors import ConfigError
 from pdxfer.layout import KVLayout, Rank, Side
-from pdxfer.layout.builders.host import HOST_ARRANGEMENTS, host_layout
-from pdxfer.layout.builders.vllm import BLOCK_ORDERS
 from pdxfer.layout.validation import RELAYOUT
 
 PAGES: Final = 1024
@@ -96,7 +94,7 @@ def describe(
     """
     shape = dict(values)
     check_kinds(shape)
-    name = choice("layout", shape.pop("layout", None), LAYOUTS)
+    name = choice("layout", shape.pop("layout", None), layout_names())
     check_keys(name, shape)
     tp, pp, cp = (number(key, shape.pop(key, 1)) for key in ("attention_tp", "pp_size", "cp_size"))
     used = Sizes(tp, pp, cp) if sizes is None else sizes
@@ -198,28 +196,8 @@ def _check_split(total: int, sizes: Sizes) -> None:
 
 
 def _build(name: str, shape: dict[str, object], layers: list[int]) -> KVLayout:
-    shape = {"pages": PAGES, **shape, "layers": layers}
-    latent = is_latent(name, shape)
-    builder = builder_of(name, latent=latent)
-    if name in BLOCK_ORDERS:
-        return _called(builder, {**shape, "order": name})
-    if name in HOST_ARRANGEMENTS:
-        groups = number("head_groups", shape.pop("head_groups", 1))
-        reserved = shape.setdefault("reserved_pages", 0)
-        return _host(_called(builder, shape), name, groups, reserved)
-    if latent and name != "mla":
-        shape = {**shape, "arrangement": name}
-    return _called(builder, shape)
-
-
-def _host(like: KVLayout, name: str, head_groups: int, reserved_pages: object) -> KVLayout:
-    return host_layout(
-        like,
-        name,
-        pages=like.groups[0].pages,
-        head_groups=head_groups,
-        reserved_pages=number("reserved_pages", reserved_pages, least=0),
-    )
+    builder = builder_of(name, latent=is_latent(name, shape))
+    return _called(builder, {"pages": PAGES, **shape, "layers": layers})
 
 
 def _called(builder: Callable[..., KVLayout], shape: dict[str, object]) -> KVLayout:

@@ -1,12 +1,12 @@
-"""Layouts of keys without values: those of an index beside the main cache."""
+"""Builder of layouts of keys without values: those of an index beside the main cache."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pdxfer.layout.builders import table
 from pdxfer.layout.builders.keywords import named
-from pdxfer.layout.builders.kv import token_major
-from pdxfer.layout.builders.parts import select_parts
+from pdxfer.layout.builders.shapes import kv_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,13 +30,27 @@ def k_only(  # noqa: PLR0913 the shape of a pool
     group: str = "full",
     model: str = "",
 ) -> KVLayout:
-    """One tensor a layer, `[slots, heads, head_dim]`, without values: the keys of an index.
+    """Keys without values, one tensor `[slots, heads, head_dim]` a layer: those of an index.
 
-    An index of one head that every attention TP rank keeps is replicated (`heads_total` 1).
+    An index of one head that every attention TP rank keeps is replicated: its `heads_total` is 1.
 
-    Raises:  ConfigError: a value that no pool has.
+    Args:
+        layers: global ids of the layers that have an index.
+        heads: heads that are here.
+        head_dim: elements of a head.
+        page_size: tokens of a page.
+        pages: pages of the pool, the reserved ones included.
+        dtype: name of an element's type, as for `token_major`.
+        part: name of the part; `index_k` unless given.
+        heads_total: heads of the whole model; None, the default, means `heads`.
+        head_first: global number of the first head that is here; 0 unless given.
+        reserved_pages: page ids below this number never travel; 1 unless given.
+        group: name of the group of pages; `full` unless given.
+        model: `name@revision`, compared where both sides give it; empty unless given.
+
+    Raises:  ConfigError: a value that no pool has, an unknown or a missing argument.
     """
-    both = token_major(
+    both = kv_shape(
         layers=layers,
         kv_heads=heads,
         head_dim=head_dim,
@@ -49,4 +63,4 @@ def k_only(  # noqa: PLR0913 the shape of a pool
         group=group,
         model=model,
     )
-    return select_parts(both, {"k": part})
+    return table.ROWS["token_major"].layout(both.renamed({"k": part}))

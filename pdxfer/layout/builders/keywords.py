@@ -32,11 +32,15 @@ _ELSEWHERE: Final = {
 
 def named(builder: Callable[P, KVLayout]) -> Callable[P, KVLayout]:
     """The builder, which refuses what it cannot take by its own name and the nearest keyword."""
-    takes = dict(inspect.signature(builder).parameters)
-    kinds = {name: parameter.kind for name, parameter in takes.items()}
-    for name in [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD]:
-        del takes[name]
-        takes |= inspect.signature(kv_shape).parameters
+    takes: dict[str, inspect.Parameter] = {}
+    by_position = 0
+    for name, parameter in inspect.signature(builder).parameters.items():
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            by_position += 1
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            takes |= inspect.signature(kv_shape).parameters
+        else:
+            takes[name] = parameter
     needs = [name for name, each in takes.items() if each.default is inspect.Parameter.empty]
 
     @functools.wraps(builder)
@@ -45,7 +49,7 @@ def named(builder: Callable[P, KVLayout]) -> Callable[P, KVLayout]:
             if name not in takes:
                 raise _unknown(builder.__name__, name, list(takes))
         missing = [name for name in needs if name not in kwargs]
-        if missing and not args:
+        if missing and len(args) == by_position:
             raise ConfigError(
                 f"{builder.__name__}() needs {', '.join(missing)} as well",
                 fields=dict.fromkeys(missing, "missing"),

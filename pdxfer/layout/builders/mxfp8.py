@@ -1,19 +1,16 @@
-"""Layouts of MXFP8 caches: quantised rows, and one scale byte for each 32 elements."""
+"""Builder of layouts of MXFP8 caches: quantised rows, and one scale byte for each 32 elements."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Final, Unpack
 
 from pdxfer.errors import ConfigError
+from pdxfer.layout.builders import table
 from pdxfer.layout.builders.arguments import positive
 from pdxfer.layout.builders.keywords import named
-from pdxfer.layout.builders.kv import token_major
-from pdxfer.layout.builders.parts import join_parts, select_parts
-from pdxfer.layout.builders.tiles import as_tile
+from pdxfer.layout.builders.shapes import KVShape, kv_shape
 
 if TYPE_CHECKING:
-    from pdxfer.layout.builders.shapes import KVShape
     from pdxfer.layout.kv_layout import KVLayout
 
 SCALE_BLOCK: Final = 32
@@ -21,21 +18,23 @@ SCALE_BLOCK: Final = 32
 INTERLEAVED_PAGE_SIZE: Final = 128
 """The page size whose scales kernels read interleaved."""
 MXFP8_TILE: Final = "mxfp8_interleaved_32"
-"""Scales of a page and head, `[32, page_size / 32, blocks]`: token o is at
+"""Name of the tile of interleaved scales.
+
+A tile has the scales of a page and head, `[32, page_size / 32, blocks]`: those of token o are at
 `(o % 32) * (page_size / 32) + o / 32`."""
 
 
 @named
 def mxfp8(*, interleaved: bool | None = None, **shape: Unpack[KVShape]) -> KVLayout:
-    """MXFP8 rows as `token_major`, and one scale byte for each 32 elements of a head.
+    """Keys and values in MXFP8: rows as in `token_major`, and a scale byte for each 32 elements.
 
-    Regions: K, V, then `k_scale` and `v_scale` of every layer. Flat scales are token rows
-    `[slots, H, D / 32]`; interleaved ones opaque tiles a page and head.
+    Its regions are K, V, `k_scale` and `v_scale` of every layer. Flat scales are token rows
+    `[slots, heads, head_dim / 32]`; interleaved ones are opaque tiles of a page and head.
 
-    Args:    interleaved: None: where `page_size` is 128, as kernels read them.
-             shape: those of `token_major`; `dtype` is of the rows.
-    Raises:  ConfigError: a head dim that 32 does not divide, tiles of another page size, or a value
-             that no pool has.
+    Args:    interleaved: whether the scales are tiles; None, the default: where `page_size` is 128,
+             as kernels read them. shape: the arguments of `token_major`; `dtype` is of the rows.
+    Raises:  ConfigError: a head dim that 32 does not divide, tiles of another page size, a value
+             that no pool has, an unknown or a missing argument.
     """
     widths = {"head_dim": shape["head_dim"], "v_head_dim": shape.get("v_head_dim")}
     for name, width in widths.items():
@@ -47,23 +46,19 @@ def mxfp8(*, interleaved: bool | None = None, **shape: Unpack[KVShape]) -> KVLay
                 f"MXFP8 KV cache requires {name} divisible by {SCALE_BLOCK}, got {width}.",
                 fields={name: str(width)},
             )
-    rows = token_major(**shape)
+    rows = kv_shape(**shape)
     v_width = widths["v_head_dim"]
     scale_shape: KVShape = {**shape, "dtype": "uint8", "head_dim": shape["head_dim"] // SCALE_BLOCK}
     scale_shape["v_head_dim"] = None if v_width is None else v_width // SCALE_BLOCK
-    scales = select_parts(token_major(**scale_shape), {"k": "k_scale", "v": "v_scale"})
-    if interleaved or (interleaved is None and shape["page_size"] == INTERLEAVED_PAGE_SIZE):
-        scales = _as_tiles(scales)
-    return join_parts(rows, scales)
-
-
-def _as_tiles(scales: KVLayout) -> KVLayout:
-    """Flat scales as one tile a page and head, in the same regions."""
-    page_size = scales.groups[0].page_size
-    if page_size % SCALE_BLOCK:
-        raise ConfigError(
-            f"page_size={page_size}: interleaved scales need a multiple of {SCALE_BLOCK}",
-            fields={"page_size": str(page_size)},
-        )
-    planes = tuple(as_tile(plane, page_size, MXFP8_TILE) for plane in scales.planes)
-    return dataclasses.replace(scales, planes=planes)
+    # the layers were read once already: they may be an iterator
+    scale_shape["layers"] = rows.layers
+    scales = kv_shape(**scale_shape).renamed({"k": "k_scale", "v": "v_scale"})
+    page_size = rows.group.page_size
+    if interleaved or (interleaved is None and page_size == INTERLEAVED_PAGE_SIZE):
+        if page_size % SCALE_BLOCK:
+            raise ConfigError(
+                f"page_size={page_size}: interleaved scales need a multiple of {SCALE_BLOCK}",
+                fields={"page_size": str(page_size)},
+            )
+        scales = scales.tiled(("k_scale", "v_scale"), MXFP8_TILE)
+    return table.ROWS["token_major"].layout(rows.beside(scales))

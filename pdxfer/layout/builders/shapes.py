@@ -1,89 +1,127 @@
-"""What builders turn into layouts: parts of a layer, layers of a rank, one group of pages."""
+"""What a cache holds, before an order of axes says where: parts, layers and one group of pages."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from pdxfer.errors import ConfigError
 from pdxfer.layout.builders.arguments import layer_ids, natural, positive
 from pdxfer.layout.dtypes import item_bytes
 from pdxfer.layout.groups import Group
-from pdxfer.layout.kv_layout import KVLayout
-from pdxfer.layout.planes import Plane, RegionSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of one layer: `heads` vectors of `cell_bytes` in every row."""
+    """One part of one layer: in every row, `heads` cells of `cell_bytes`."""
 
     name: str
     heads: int
+    """Heads that are here."""
     heads_total: int
+    """Heads of the whole model; 1 where every rank has the same."""
     head_first: int
+    """Global number of the first head that is here."""
     cell_bytes: int
+    dtype: str
+    tile: str = ""
+    """Name of the inner order of a tile; its cell is a whole page of one head, in one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """The parts of one layer whose cells of the same row and head lie side by side.
+
+    Its parts have the same heads, and are all tiles or none.
+    """
+
+    number: int
+    """Its place among the tensors of a layer."""
+    layer: int
+    parts: tuple[Part, ...]
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of all heads of one row."""
-        return self.heads * self.cell_bytes
+    def heads(self) -> int:
+        """Heads that are here."""
+        return self.parts[0].heads
+
+    @property
+    def head_first(self) -> int:
+        """Global number of the first head that is here."""
+        return self.parts[0].head_first
+
+    @property
+    def tile(self) -> str:
+        """Name of the inner order of its tiles; empty where it has token rows."""
+        return self.parts[0].tile
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of one row and head of all parts."""
+        return sum(part.cell_bytes for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What all builders share."""
+    """What a cache of one group holds: tensors of layers, wherever they lie."""
 
     layers: tuple[int, ...]
-    parts: tuple[Part, ...]
+    """Global ids, in the order in which the layers lie."""
+    tensors: tuple[Tensor, ...]
     group: Group
     dtype: str
+    """Of the layout; each part has its own beside it."""
     model: str
 
-    def plane(
-        self,
-        part: Part,
-        layer: int,
-        *,
-        region: int,
-        base: int,
-        page_stride: int,
-        row_stride: int,
-        head_stride: int | None = None,
-    ) -> Plane:
-        """The plane of one part and layer; heads of a row lie together unless said otherwise."""
-        return Plane(
-            group=self.group.name,
-            part=part.name,
-            layer=layer,
-            region=region,
-            base=base,
-            page_stride=page_stride,
-            row_stride=row_stride,
-            head_stride=part.cell_bytes if head_stride is None else head_stride,
-            head_first=part.head_first,
-            heads=part.heads,
-            heads_total=part.heads_total,
-            cell_bytes=part.cell_bytes,
-            rows=self.group.page_size,
-            dtype=self.dtype,
+    def renamed(self, names: Mapping[str, str]) -> Shape:
+        """The tensors of one part whose names are keys of `names`, under the names they map to."""
+        kept = [tensor for tensor in self.tensors if tensor.parts[0].name in names]
+        numbers = sorted({tensor.number for tensor in kept})
+        tensors = tuple(
+            replace(
+                tensor,
+                number=numbers.index(tensor.number),
+                parts=tuple(replace(part, name=names[part.name]) for part in tensor.parts),
+            )
+            for tensor in kept
         )
+        return replace(self, tensors=tensors)
 
-    def layout(
-        self, planes: Iterable[Plane], regions: Iterable[RegionSpec], *, unified: bool
-    ) -> KVLayout:
-        """These planes and regions as a layout of this group."""
-        return KVLayout(
-            groups=(self.group,),
-            planes=tuple(planes),
-            regions=tuple(regions),
-            dtype=self.dtype,
-            model=self.model,
-            unified_memory=unified,
-            relayout="never" if unified else "allow",
+    def tiled(self, parts: Iterable[str], name: str) -> Shape:
+        """The same with these parts as tiles of that name: a page of one head is one cell."""
+        tiles = set(parts)
+        tensors = tuple(
+            replace(tensor, parts=tuple(self._tile(p, name) for p in tensor.parts))
+            if tensor.parts[0].name in tiles
+            else tensor
+            for tensor in self.tensors
         )
+        return replace(self, tensors=tensors)
+
+    def beside(self, other: Shape) -> Shape:
+        """The tensors of this shape, then those of another of the same layers and group."""
+        first = 1 + max(tensor.number for tensor in self.tensors)
+        moved = (replace(tensor, number=first + tensor.number) for tensor in other.tensors)
+        return replace(self, tensors=(*self.tensors, *moved))
+
+    def _tile(self, part: Part, name: str) -> Part:
+        return replace(part, cell_bytes=part.cell_bytes * self.group.page_size, tile=name)
+
+
+def of_units(
+    layers: tuple[int, ...], units: Sequence[tuple[Part, ...]], group: Group, dtype: str, model: str
+) -> Shape:
+    """The shape of a cache whose layers are all alike.
+
+    Args:    units: the parts of each tensor of a layer; parts of one tensor share their rows.
+    """
+    tensors = tuple(
+        Tensor(number, layer, parts) for number, parts in enumerate(units) for layer in layers
+    )
+    return Shape(layers, tensors, group, dtype, model)
 
 
 class KVShape(TypedDict):
@@ -150,13 +188,34 @@ def kv_shape(  # noqa: PLR0913 one per field of KVShape
             fields={"head_first": str(head_first), "total_kv_heads": str(total)},
         )
     size = item_bytes(dtype)
-    return Shape(
-        layers=layer_ids(layers),
-        parts=(
-            Part("k", kv_heads, total, head_first, head_dim * size),
-            Part("v", kv_heads, total, head_first, width * size),
-        ),
-        group=Group(group, page_size, pages, reserved_pages),
-        dtype=dtype,
-        model=model,
+    k = Part("k", kv_heads, total, head_first, head_dim * size, dtype)
+    v = Part("v", kv_heads, total, head_first, width * size, dtype)
+    group_of_pages = Group(group, page_size, pages, reserved_pages)
+    return of_units(layer_ids(layers), [(k,), (v,)], group_of_pages, dtype, model)
+
+
+def latent_shape(  # noqa: PLR0913 the arguments of the builders of latent attention
+    *,
+    layers: Iterable[int],
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    page_size: int,
+    pages: int,
+    dtype: str,
+    reserved_pages: int = 1,
+    group: str = "full",
+    model: str = "",
+) -> Shape:
+    """The checked arguments of a builder of latent attention: one tensor of `latent` and `rope`.
+
+    Raises:  ConfigError: a value that no pool has, naming argument and value.
+    """
+    positive(page_size=page_size, pages=pages)
+    ids = layer_ids(layers)
+    positive(kv_lora_rank=kv_lora_rank, qk_rope_head_dim=qk_rope_head_dim)
+    size = item_bytes(dtype)
+    row = (
+        Part("latent", 1, 1, 0, kv_lora_rank * size, dtype),
+        Part("rope", 1, 1, 0, qk_rope_head_dim * size, dtype),
     )
+    return of_units(ids, [row], Group(group, page_size, pages, reserved_pages), dtype, model)

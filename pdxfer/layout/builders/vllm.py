@@ -1,43 +1,45 @@
-"""vLLM's block layouts, by the physical order of their axes.
+"""Builders of vLLM's block layouts, by the physical order of their axes, and of its CPU kernels.
 
 Every layer is a view `[B, H, N, C]`: blocks (here pages), KV heads, tokens of a block, content. The
-content of attention is K and V of one head and token, `[head_dim | v_head_dim]`; that of MLA the
-latent and rope row. All layers lie in one allocation; the name of a layout is the order in which
-its axes lie in memory, outermost first, L being the layers. Block 0 is the null block.
+content of attention is K and V of one head and token, `[head_dim | v_head_dim]`; that of latent
+attention is the latent and rope row. All layers lie in one allocation; the name of a layout is the
+order in which its axes lie in memory, outermost first, L being the layers. Block 0 is the null
+block.
 """
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Final, Unpack
 
 from pdxfer.errors import ConfigError
-from pdxfer.layout.builders.arguments import layer_ids, positive
+from pdxfer.layout.builders import table
+from pdxfer.layout.builders.axes import ROWS, TENSORS, strided
 from pdxfer.layout.builders.keywords import named
-from pdxfer.layout.builders.kv import mla_parts
-from pdxfer.layout.builders.shapes import KVShape, Shape, kv_shape
-from pdxfer.layout.groups import Group
-from pdxfer.layout.planes import RegionSpec
+from pdxfer.layout.builders.kv import arranged
+from pdxfer.layout.builders.latent import mla
+from pdxfer.layout.builders.shapes import KVShape, kv_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pdxfer.layout.kv_layout import KVLayout
 
-BLOCK_ORDERS: Final = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
-"""The first three keep the blocks of a layer together, the others all layers of a block."""
+CPU_ISAS: Final = {"vec": ("k",), "vec16": ("k",), "amx": ("k", "v")}
+"""Parts that the CPU kernels of vLLM keep in an order of their own, by instruction set."""
 
 
 @named
 def vllm_blocks(*, order: str = "LBHNC", **shape: Unpack[KVShape]) -> KVLayout:
-    """K and V in one tensor, `C = head_dim + v_head_dim`, in one region.
+    """Keys and values in vLLM's blocks: K and V of a head and token together, in one region.
 
-    `item_len` is the bytes of a block in all layers, wherever they lie.
+    The `item_len` is the bytes of a block in all layers, wherever they lie.
 
-    Args:    order: one of `BLOCK_ORDERS`. shape: those of `token_major`; a block is a page.
-    Raises:  ConfigError: another order, or a value that no pool has.
+    Args:    order: the physical order of the axes, one of `LBHNC`, `LBNHC`, `LHBNC`, `BLHNC`,
+             `BLNHC`, `BHLNC`. shape: the arguments of `token_major`; a block is a page.
+    Raises:  ConfigError: another order, a value that no pool has, an unknown or a missing argument.
     """
-    return _blocks(order, kv_shape(**shape))
+    table.row_of(order, table.BLOCKS, argument="order")
+    return arranged(order, **shape)
 
 
 @named
@@ -54,63 +56,51 @@ def vllm_mla_blocks(  # noqa: PLR0913 the shape of a pool
     group: str = "full",
     model: str = "",
 ) -> KVLayout:
-    """Latent and rope in one tensor of one head, `C = kv_lora_rank + qk_rope_head_dim`."""
-    positive(page_size=page_size, pages=pages)
-    shape = Shape(
-        layers=layer_ids(layers),
-        parts=mla_parts(kv_lora_rank, qk_rope_head_dim, dtype),
-        group=Group(group, page_size, pages, reserved_pages),
+    """Multi-head latent attention in vLLM's blocks: latent and rope together, in one region.
+
+    Args:    order: the physical order of the axes, as for `vllm_blocks`; the one head is an axis of
+             one. The others: the arguments of `mla`; a block is a page.
+    Raises:  ConfigError: another order, a value that no pool has, an unknown or a missing argument.
+    """
+    table.row_of(order, table.BLOCKS, argument="order")
+    return mla(
+        layers=layers,
+        kv_lora_rank=kv_lora_rank,
+        qk_rope_head_dim=qk_rope_head_dim,
+        page_size=page_size,
+        pages=pages,
         dtype=dtype,
+        arrangement=order,
+        reserved_pages=reserved_pages,
+        group=group,
         model=model,
     )
-    return _blocks(order, shape)
 
 
-def check_order(order: str) -> None:
-    """Refuses, by name, what is no physical order.
+@named
+def vllm_cpu(*, isa: str, order: str = "LBHNC", **shape: Unpack[KVShape]) -> KVLayout:
+    """Keys and values as vLLM's CPU kernels keep them: each block and head has first K, then V.
 
-    Raises:  ConfigError.
+    K is transposed to `[head_dim, tokens]`, a tile that is named after the instruction set. V is
+    token rows for `vec` and `vec16`, and a tile too for `amx`, which packs it. A tile moves whole,
+    so only pairs of one instruction set and one block size match.
+
+    Args:    isa: the instruction set, one of `vec`, `vec16`, `amx`. order: the physical order of
+             the axes, as for `vllm_blocks`, but with heads outside of the tokens of a block.
+             shape: the arguments of `token_major`; a block is a page.
+    Raises:  ConfigError: another instruction set, an order with tokens outside of heads, a value
+             that no pool has, an unknown or a missing argument.
     """
-    if order not in BLOCK_ORDERS:
+    if isa not in CPU_ISAS:
         raise ConfigError(
-            f"order is {order!r}; it must be one of {', '.join(BLOCK_ORDERS)}",
+            f"isa is {isa!r}; it must be one of {', '.join(CPU_ISAS)}", fields={"isa": repr(isa)}
+        )
+    row = table.row_of(order, table.BLOCKS, argument="order")
+    if not row.order.endswith(ROWS):
+        raise ConfigError(
+            f"order is {order!r}; tiles of a block and head need an order that ends in NC",
             fields={"order": repr(order)},
         )
-
-
-def block_strides(order: str, sizes: dict[str, int]) -> dict[str, int]:
-    """Bytes from one index of each axis to the next.
-
-    Args:    sizes: of L, B, H and N; of C in bytes.
-    """
-    return {axis: prod(sizes[inner] for inner in order[at + 1 :]) for at, axis in enumerate(order)}
-
-
-def _blocks(order: str, shape: Shape) -> KVLayout:
-    check_order(order)
-    sizes = {
-        "L": len(shape.layers),
-        "B": shape.group.pages,
-        "H": shape.parts[0].heads,
-        "N": shape.group.page_size,
-        "C": sum(part.cell_bytes for part in shape.parts),
-    }
-    strides = block_strides(order, sizes)
-    planes = []
-    for number, layer in enumerate(shape.layers):
-        base = number * strides["L"]
-        for part in shape.parts:
-            planes.append(
-                shape.plane(
-                    part,
-                    layer,
-                    region=0,
-                    base=base,
-                    page_stride=strides["B"],
-                    row_stride=strides["N"],
-                    head_stride=strides["H"],
-                )
-            )
-            base += part.cell_bytes
-    length = prod(sizes.values())
-    return shape.layout(planes, [RegionSpec(length, length // sizes["B"])], unified=False)
+    tiled = kv_shape(**shape).tiled(CPU_ISAS[isa], f"vllm_cpu_{isa}")
+    apart = row.order.replace(ROWS, TENSORS + ROWS)
+    return strided(apart, tiled, name="vllm_cpu")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdxfer.cli.main import main
-from pdxfer.cli.plan.keys import LATENT_LAYOUTS, LAYOUTS, check_keys, keys_of
+from pdxfer.cli.plan.keys import check_keys, is_latent, keys_of, latent_names, layout_names
 from pdxfer.cli.plan.sides import describe
 from pdxfer.errors import ConfigError
 
@@ -33,6 +33,7 @@ VALUES = {
     "head_groups": 2,
 }
 RUN_BOOK = Path(__file__).parents[3] / "deploy" / "README.md"
+PAGE_OF_LAYOUTS = Path(__file__).parents[3] / "docs" / "layouts.md"
 
 
 def text_of(layout, shape):
@@ -44,8 +45,8 @@ def text_of(layout, shape):
 @pytest.mark.parametrize(
     ("layout", "latent"),
     [
-        *((layout, False) for layout in LAYOUTS if layout != "mla"),
-        *((layout, True) for layout in LATENT_LAYOUTS),
+        *((layout, False) for layout in layout_names() if not is_latent(layout, {})),
+        *((layout, True) for layout in latent_names()),
     ],
 )
 def test_every_known_key_may_be_given(layout, latent):
@@ -57,7 +58,10 @@ def test_every_known_key_may_be_given(layout, latent):
     assert describe({"layout": layout, **shape}).workers
     for key in keys.optional:
         value = VALUES.get(key, 4 if "heads" in key else 1)
-        assert describe({"layout": layout, **shape, key: value}).workers, key
+        beside = (
+            {"arrangement": "unified_entries"} if (layout, key) == ("mla", "length_bytes") else {}
+        )
+        assert describe({"layout": layout, **shape, **beside, key: value}).workers, key
 
 
 def test_missing_and_unknown_keys_are_told_together():
@@ -116,17 +120,17 @@ def test_help_lists_every_key_of_every_layout(capsys):
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
     out = capsys.readouterr().out
-    for layout in LAYOUTS:
-        keys = keys_of(layout, latent=layout == "mla")
+    for layout in layout_names():
+        keys = keys_of(layout, latent=is_latent(layout, {}))
         assert layout in out
         assert all(key in out for key in keys.known), layout
 
 
 def test_the_run_book_has_every_key():
-    text = RUN_BOOK.read_text()
-    for layout in LAYOUTS:
-        assert f"`{layout}`" in text, layout
-        for key in keys_of(layout, latent=layout == "mla").known:
+    text, page = RUN_BOOK.read_text(), PAGE_OF_LAYOUTS.read_text()
+    for layout in layout_names():
+        assert f"| `{layout}` |" in page, layout
+        for key in keys_of(layout, latent=is_latent(layout, {})).known:
             assert f"`{key}`" in text, key
 
 

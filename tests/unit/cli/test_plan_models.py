@@ -130,4 +130,4 @@ class TestLatent:
         code, _, err = model(config, "--layout", "head_major")
         assert code == 2
         assert "layout is 'head_major', and kv_lora_rank says latent attention" in err
-        assert "it has to be one of mla, token_major" in err
+        assert "it has to be one of token_major, page_major" in err

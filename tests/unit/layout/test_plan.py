@@ -27,7 +27,7 @@ from pdxfer.layout import (
     unified_entries,
     vllm_blocks,
 )
-from pdxfer.layout.builders.host import page_head
+from pdxfer.layout.builders.kv import page_head
 
 SHAPE = {
     "layers": range(3),

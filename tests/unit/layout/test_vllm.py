@@ -17,7 +17,7 @@ from pdxfer.layout import (
     vllm_cpu,
     vllm_mla_blocks,
 )
-from pdxfer.layout.builders.vllm import BLOCK_ORDERS
+from pdxfer.layout.builders import table
 
 SHAPE = {
     "layers": [3, 4, 7],
@@ -36,7 +36,7 @@ def view(memory, order, axes=AXES):
     return array.transpose([order.index(axis) for axis in "LBHNC"])
 
 
-@pytest.mark.parametrize("order", BLOCK_ORDERS)
+@pytest.mark.parametrize("order", table.names(table.BLOCKS))
 class TestOrders:
     def test_cells_are_where_the_view_has_them(self, order):
         layout = vllm_blocks(order=order, **SHAPE)
@@ -87,8 +87,8 @@ class TestOrders:
 
 
 def test_orders_differ_in_their_fingerprints():
-    made = {vllm_blocks(order=order, **SHAPE).fingerprint for order in BLOCK_ORDERS}
-    assert len(made) == len(BLOCK_ORDERS)
+    made = {vllm_blocks(order=order, **SHAPE).fingerprint for order in table.names(table.BLOCKS)}
+    assert len(made) == len(table.names(table.BLOCKS))
 
 
 def test_a_strict_pair_of_two_orders_is_refused():

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from pdxfer import memory  # noqa: E402
 from pdxfer.errors import ConfigError, ResourceError  # noqa: E402
-from pdxfer.layout.builders.host import HOST_ARRANGEMENTS  # noqa: E402
+from pdxfer.layout.builders import table  # noqa: E402
 from pdxfer.pool import (  # noqa: E402
     HostPool,
     PageMajorPool,
@@ -119,7 +119,7 @@ class TestRegions:
 
 
 class TestFlatPages:
-    @pytest.mark.parametrize("layout", HOST_ARRANGEMENTS)
+    @pytest.mark.parametrize("layout", table.names(table.HOST))
     def test_keys_then_values(self, make, device, layout):
         pool = make(HostPool, device, layout=layout, pages=5)
         loc = torch.arange(8, 12)
@@ -220,7 +220,9 @@ class TestAddresses:
         with pytest.raises(ShapeError, match=f"split_factor={factor} must divide the 2 heads of k"):
             pool.get_split_heads_page_buffer_meta(torch.arange(4), factor)
 
-    @pytest.mark.parametrize("layout", [name for name in HOST_ARRANGEMENTS if name != "page_head"])
+    @pytest.mark.parametrize(
+        "layout", [name for name in table.names(table.HOST) if name != "page_head"]
+    )
     def test_heads_lie_together_in_page_head_alone(self, make, device, layout):
         pool = make(HostPool, device, layout=layout, pages=5)
         with pytest.raises(ValueError, match="requires layout='page_head', got"):

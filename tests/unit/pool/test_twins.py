@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pdxfer.layout import Side, check_pair, plan  # noqa: E402
-from pdxfer.layout.builders.host import HOST_ARRANGEMENTS  # noqa: E402
+from pdxfer.layout.builders import table  # noqa: E402
 from pdxfer.pool import (  # noqa: E402
     HostPool,
     HybridMambaPool,
@@ -55,7 +55,7 @@ def test_pools_with_states(make, family, kind, arrangement):
     check_twin(make(HybridMambaPool, full_kv_pool=full, mamba_pool=state).layout)
 
 
-@pytest.mark.parametrize("arrangement", HOST_ARRANGEMENTS)
+@pytest.mark.parametrize("arrangement", table.names(table.HOST))
 @pytest.mark.parametrize("family", ["kv", "draft", "sparse"])
 def test_host_pools(make, family, arrangement):
     device = make(FAMILIES[family]["page"])
