@@ -79,6 +79,9 @@ CONNECT_TIMEOUT_S: Final = 5.0
 """Default of `DecodeClient.connect`."""
 LINK_RETRY_S: Final = 1.0
 """A refused link is asked for again after this."""
+LINK_PROBLEM_INTERVAL_S: Final = 0.5
+"""How often a link that nobody answers says why, for those who wait for it (`connect`, rooms with
+`unreachable_s`)."""
 LINK_IDLE_S: Final = 300.0
 """A prefill address that nobody answers and no room names is called for so long."""
 LINKS_PER_AGENT_MAX: Final = 256

@@ -198,6 +198,7 @@ SAMPLES: dict[str, Envelope | CommitPayload] = {
             receiver_index=0,
             receiver_count=1,
             place=PLACE,
+            must_exist=True,
         ),
     ),
     "place": _from_decode(3, 1, PLACE),

@@ -159,6 +159,8 @@ class DecodeAgent(Agent):
                 prefill,
                 deadline=self.now() + message.deadline_s,
                 now=self.now(),
+                unreachable_s=message.unreachable_s,
+                must_exist=message.must_exist,
             )
         except PdxferError:
             port.drop_slot(slot)

@@ -20,8 +20,8 @@ class LinkOwner(Protocol):
         """Control addresses that live receives name."""
         ...
 
-    def link_named(self, control: str) -> None:
-        """A link to this address is being made."""
+    def link_named(self, control: str, now: float) -> None:
+        """A link to this address is being made: from now on it is waited for."""
         ...
 
     def link_forgotten(self, control: str) -> None:
@@ -84,7 +84,7 @@ class Links:
             control, _ = split_instance(address)
             if control not in self._links:
                 self._make_room()
-                self._start(control)
+                self._start(control, now)
             self._needed_at[control] = now
         return canonical
 
@@ -117,9 +117,9 @@ class Links:
             )
         self._drop(min(idle, key=lambda control: self._needed_at[control]))
 
-    def _start(self, control: str) -> None:
+    def _start(self, control: str, now: float) -> None:
         link = self._links[control] = self._make(control)
-        self._owner.link_named(control)
+        self._owner.link_named(control, now)
         self._spawn(self._start_and_watch(control, link))
 
     def _drop(self, control: str) -> None:
@@ -152,13 +152,15 @@ class Links:
             await asyncio.sleep(limits.LINK_RETRY_S)
         while True:
             try:
-                await link.ready(limits.CONNECT_TIMEOUT_S / 2)
+                await link.ready(limits.LINK_PROBLEM_INTERVAL_S)
             except PdxferError as error:
                 if self._links.get(control) is not link:
                     return  # dropped meanwhile
                 if error.retryable:
                     text = f"the prefill agent at {control} does not answer: {link.problem}"
                     self._owner.link_troubled(control, text)
+                    if link.is_refused:
+                        await asyncio.sleep(limits.LINK_RETRY_S)
                 else:
                     self._refused(control, error)
                     await asyncio.sleep(limits.LINK_RETRY_S)

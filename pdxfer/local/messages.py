@@ -88,6 +88,10 @@ class OpenReceive(LocalMessage, frozen=True, kw_only=True, tag="receive"):
     room: int
     prefill: list[str]
     deadline_s: float
+    unreachable_s: float | None = None
+    """Fails, retryable, once an address has had no answer for so long; None: at the deadline."""
+    must_exist: bool = False
+    """Fails, retryable, where a source worker has no live send of the room when it is told."""
     place: PlacePages | None = None
 
 

@@ -264,6 +264,9 @@ class Receive(Message, frozen=True, kw_only=True, tag="receive"):
     """Decode workers that receive this room; the send ends when all are served."""
     place: Place | None = None
     """The pages, where the receive was given them."""
+    must_exist: bool = False
+    """Whether a source worker that has no live send of the room answers `Failed` at once instead of
+    waiting for it."""
 
 
 class Place(Message, frozen=True, kw_only=True, tag="place"):

@@ -5,7 +5,7 @@ Pure. A receive is bound once every source worker of its instance is known and a
 
 from __future__ import annotations
 
-from pdxfer.errors import LayoutMismatchError, PdxferError
+from pdxfer.errors import LayoutMismatchError, PdxferError, PeerError
 from pdxfer.protocol.decode.placing import place_message
 from pdxfer.protocol.decode.receives import Receives
 from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
@@ -36,6 +36,7 @@ class Binding:
             self.receives.fail(receiving, error, now)
             return
         if isinstance(found, str):
+            self.give_up_silent(receiving, now)
             return
         instance = self.sources.gather(receiving.prefill)
         for key, pair in found.items():
@@ -58,13 +59,37 @@ class Binding:
                 receiver_index=worker.rank.index,
                 receiver_count=worker.rank.instance_size,
                 place=place,
+                must_exist=receiving.must_exist,
             )
             self.receives.effects.append(Tell(key[0], message))
+
+    def give_up_silent(self, receiving: Receiving, now: float) -> None:
+        """Fail a receive that is not bound where an address has not answered for too long."""
+        if receiving.unreachable_s is None or receiving.debts or receiving.error is not None:
+            return
+        found = self.sources.silent(receiving.prefill, now)
+        if found is None or found[1] < receiving.unreachable_s:
+            return
+        link, silent_s = found
+        text = (
+            f"room {receiving.room}: no answer from the prefill agent at {link.address} for "
+            f"{silent_s:.1f} s, and unreachable_s={receiving.unreachable_s:g}"
+        )
+        if link.problem:
+            text = f"{text}: {link.problem}"
+        fields = {"address": link.address, "room": str(receiving.room)}
+        self.receives.fail(receiving, PeerError(text, retryable=True, fields=fields), now)
 
     def forget_let_go(self, worker: int, room: int) -> None:
         """The room is received anew: its send is to meet that receive."""
         for generation, receiving in list(self.let_go.items()):
             if (receiving.worker, receiving.room) == (worker, room):
+                del self.let_go[generation]
+
+    def expire_let_go(self, now: float) -> None:
+        """Forget what no prefill worker has come for before its deadline."""
+        for generation, receiving in list(self.let_go.items()):
+            if now >= receiving.deadline:
                 del self.let_go[generation]
 
     def tell_let_go(self) -> None:

@@ -22,7 +22,7 @@ from pdxfer.protocol.decode.held import HeldPages
 from pdxfer.protocol.decode.placing import check_places, commit_fault
 from pdxfer.protocol.decode.receives import Receives
 from pdxfer.protocol.decode.receiving import Receiving
-from pdxfer.protocol.decode.sources import PrefillPeer, Sources
+from pdxfer.protocol.decode.sources import PrefillPeer, Sources, names
 from pdxfer.protocol.effects import Announce, Effect, Tell, WatchSender
 from pdxfer.protocol.state import State
 from pdxfer.protocol.tables import ReceivingEvent
@@ -127,7 +127,7 @@ class DecodeMachine:
         groups = tuple(group for part in parts for group in part.groups)
         return PlanSummary(groups, parts[0].lane_hint).to_wire()
 
-    def receive(
+    def receive(  # noqa: PLR0913 keywords, each a term of its own
         self,
         worker_id: int,
         room: int,
@@ -136,6 +136,8 @@ class DecodeMachine:
         *,
         deadline: float,
         now: float,
+        unreachable_s: float | None = None,
+        must_exist: bool = False,
     ) -> Receiving:
         """Hold a room; a refusal known already leaves the returned receive FAILED with its error.
 
@@ -143,18 +145,23 @@ class DecodeMachine:
             LocalProtocolError: the worker has a live receive of this room; nothing has changed.
             ResourceError: too large a share of the pool is quarantined.
         """
-        for other in self.live.values():
-            if (other.worker, other.room) == (worker_id, room):
-                raise LocalProtocolError(
-                    f"duplicate room {room}: this worker has a live receive of it "
-                    f"({other.state.name}); end that one first"
-                )
+        self._receives.check_room(worker_id, room)
         self._receives.check_quarantine(worker_id)
         self._binding.forget_let_go(worker_id, room)
         self._note_instance(addresses)
         layout = self.workers[worker_id].layout
         generation, self._next_generation = self._next_generation, self._next_generation + 1
-        receiving = Receiving(worker_id, room, generation, slot, addresses, deadline, layout)
+        receiving = Receiving(
+            worker_id,
+            room,
+            generation,
+            slot,
+            addresses,
+            deadline,
+            layout,
+            unreachable_s,
+            must_exist,
+        )
         self.live[generation] = receiving
         self._receives.by_slot[worker_id, slot] = receiving
         self._receives.show(receiving)
@@ -213,9 +220,9 @@ class DecodeMachine:
                 self._receives.effects.append(Tell(peer_id, again))
         self.announce_to(peer_id)
 
-    def link_named(self, control: str) -> None:
+    def link_named(self, control: str, now: float) -> None:
         """A link to this control address is being made."""
-        self.sources.link(control)
+        self.sources.link(control).silent_since = now
 
     def link_forgotten(self, control: str) -> None:
         """The link is no more: nobody answered there, and no receive names it."""
@@ -242,7 +249,7 @@ class DecodeMachine:
         self.sources.changed()
         link = self.sources.links.get(peer.address)
         if link is not None and link.peer_id == peer_id:
-            link.peer_id = b""
+            link.peer_id, link.silent_since = b"", now
         text = f"the prefill agent at {peer.address} is away: {reason}"
         for receiving in list(self.live.values()):
             if peer_id in receiving.bound:
@@ -420,10 +427,9 @@ class DecodeMachine:
             elif receiving.state is State.FENCING and now >= receiving.drain_deadline:
                 receiving.advance(ReceivingEvent.UNPROVEN)
                 self._receives.show(receiving)
-
-        for generation, receiving in list(self._binding.let_go.items()):
-            if now >= receiving.deadline:
-                del self._binding.let_go[generation]
+            elif receiving.state is State.WAITING:
+                self._binding.give_up_silent(receiving, now)
+        self._binding.expire_let_go(now)
 
     # -- inside ------------------------------------------------------------------------------
     def _note_instance(self, addresses: tuple[str, ...]) -> None:
@@ -440,6 +446,5 @@ class DecodeMachine:
         return [
             receiving
             for receiving in self.live.values()
-            if receiving.error is None
-            and any(split_instance(address)[0] == control for address in receiving.prefill)
+            if receiving.error is None and names(receiving.prefill, control)
         ]

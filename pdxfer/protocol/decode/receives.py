@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pdxfer import limits
 from pdxfer.errors import (
+    LocalProtocolError,
     PdxferError,
     ResourceError,
 )
@@ -112,6 +113,19 @@ class Receives:
         self.by_slot.pop((receiving.worker, receiving.slot), None)
         self.free_departed(receiving.worker)
         self.forget_gone()
+
+    def check_room(self, worker_id: int, room: int) -> None:
+        """Refuse a room of which the worker has a receive.
+
+        Raises:
+            LocalProtocolError: that one is live.
+        """
+        for other in self.live.values():
+            if (other.worker, other.room) == (worker_id, room):
+                raise LocalProtocolError(
+                    f"duplicate room {room}: this worker has a live receive of it "
+                    f"({other.state.name}); end that one first"
+                )
 
     def check_quarantine(self, worker_id: int) -> None:
         """Refuse new receives of a worker whose pool is quarantined too far.

@@ -40,6 +40,11 @@ class Receiving:
     deadline: float
     """While unmatched."""
     layout: KVLayout
+    unreachable_s: float | None = None
+    """While not bound, fails once an address has had no answer for so long, counted from when its
+    link was made or lost its session; retryable. None: at the deadline only."""
+    must_exist: bool = False
+    """A source worker that has no live send of the room when it is told fails it; retryable."""
     state: State = State.WAITING
     debts: dict[SourceKey, Debt] = field(default_factory=dict)
     """Empty until the source instance is complete."""

@@ -60,6 +60,8 @@ class Link:
     """Why it was refused; a later life clears it."""
     problem: str = ""
     """What keeps it from coming up, in words; it goes on trying."""
+    silent_since: float | None = None
+    """Since when nobody answers there: it was first named, or its life was lost. None: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class Instance:
     """What is still missing, in words; empty: the instance is complete."""
 
 
-def _names(addresses: tuple[str, ...], control: str) -> bool:
+def names(addresses: tuple[str, ...], control: str) -> bool:
+    """Whether one of the addresses is behind a control address."""
     return any(split_instance(address)[0] == control for address in addresses)
 
 
@@ -126,13 +129,25 @@ class Sources:
         control, _ = split_instance(address)
         return self.links.setdefault(control, Link(control))
 
+    def silent(self, addresses: tuple[str, ...], now: float) -> tuple[Link, float] | None:
+        """The link without an answer for longest, and for how many seconds; None: all answer."""
+        found: tuple[Link, float] | None = None
+        for address in addresses:
+            link = self.links.get(split_instance(address)[0])
+            if link is None or link.peer_id or link.silent_since is None:
+                continue
+            silent_s = now - link.silent_since
+            if found is None or silent_s > found[1]:
+                found = link, silent_s
+        return found
+
     def forget_link(self, control: str) -> None:
         """Nobody answers there, and no room names it."""
         self.links.pop(control, None)
-        named = {key for key in self._agreed if _names(key[0], control)}
+        named = {key for key in self._agreed if names(key[0], control)}
         for key in named:
             del self._agreed[key]
-        self._spread = {each for each in self._spread if not _names(each, control)}
+        self._spread = {each for each in self._spread if not names(each, control)}
 
     def changed(self) -> None:
         """One side has changed: what was agreed on is asked anew."""

@@ -49,6 +49,8 @@ class Matching:
             self._refuse(peer, message, error, now)
         elif sending is None and (why := self.sends.why_failed(message)) is not None:
             self._dismiss(peer, message, why)
+        elif sending is None and message.must_exist:
+            self._dismiss(peer, message, self._no_send(message))
         elif sending is None:
             peer.wait(message)
         else:
@@ -70,6 +72,19 @@ class Matching:
                 retryable=True,
             )
         return verdict.error
+
+    def _no_send(self, message: Receive) -> PdxferError:
+        """Why a receive that its send must wait for is not kept."""
+        worker = self.sends.workers.get(message.source_worker)
+        who = f"prefill worker {message.source_worker}"
+        if worker is not None:
+            who = f"rank {worker.rank.index} of prefill instance {worker.instance!r}"
+        return PeerError(
+            f"room {message.room}: {who} has no live send of it, and must_exist is set; send it "
+            "first, or receive it again",
+            retryable=True,
+            fields={"room": str(message.room), "source_worker": str(message.source_worker)},
+        )
 
     def _refuse(self, peer: DecodePeer, message: Receive, error: PdxferError, now: float) -> None:
         self._dismiss(peer, message, error)

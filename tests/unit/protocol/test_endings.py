@@ -170,7 +170,7 @@ def test_a_send_that_owes_nothing_needs_no_path():
     addresses = ("tcp://first:1", "tcp://second:1")
     for tp, (prefill, address) in enumerate(zip(prefills, addresses, strict=True)):
         prefill.attach(tp, whole, Rank(tp=tp, tp_size=2))
-        decode.machine.link_named(address)
+        decode.machine.link_named(address, 0.0)
     decode.attach(0, whole)
     for prefill, address in zip(prefills, addresses, strict=True):
         cluster.join(decode, prefill, address)

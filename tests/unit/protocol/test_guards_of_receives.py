@@ -194,7 +194,7 @@ def test_a_worker_that_departs_keeps_its_memory_until_every_sender_is_proven():
     addresses = ("tcp://first:1", "tcp://second:1")
     for tp, (prefill, address) in enumerate(zip(prefills, addresses, strict=True)):
         prefill.attach(tp, *part(tp))
-        decode.machine.link_named(address)
+        decode.machine.link_named(address, 0.0)
     decode.attach(0, layout())
     for prefill, address in zip(prefills, addresses, strict=True):
         cluster.join(decode, prefill, address)
