@@ -86,6 +86,11 @@ LINK_IDLE_S: Final = 300.0
 """A prefill address that nobody answers and no room names is called for so long."""
 LINKS_PER_AGENT_MAX: Final = 256
 """Prefill addresses that a decode agent keeps links to."""
+NEIGHBOUR_TIMEOUT_S: Final = 5.0
+"""Two agents that seem to be on one host have so long to prove it over a Unix socket; then decode
+takes a lane that needs no such proof."""
+NEIGHBOURS_UNPROVEN_MAX: Final = 64
+"""Connections to an agent's socket for neighbours with nothing proven yet; more are closed."""
 PATH_OPEN_TIMEOUT_S: Final = 10.0
 """Opening a lane to a peer (address exchange, first flush)."""
 
