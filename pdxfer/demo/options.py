@@ -8,12 +8,15 @@ import msgspec
 
 from pdxfer import limits
 from pdxfer.errors import ConfigError
+from pdxfer.layout.builders import table
 
 PAGE_SIZE = 16
 KV_HEADS = {"llama": 4, "qwen3": 2, "deepseek-v3": 1, "smollm2": 3}
 """Of each model. The latent rows of `deepseek-v3` are one head, the same on every rank."""
 DEVICE_LAYOUTS = ("page-major", "token-major", "unified")
-HOST_LAYOUTS = ("layer-first", "page-first", "page-first-direct", "page-head")
+HOST_LAYOUTS = tuple(
+    name.replace("_", "-") for name in table.names(table.HOST) if not table.ROWS[name].grouped
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from pdxfer.layout.dtypes import item_bytes
@@ -223,8 +224,10 @@ def _plane_differences(
         found.append(
             Difference(f"total_kv_heads of {part}", str(mine.heads_total), str(theirs.heads_total))
         )
-    if mine.cell_bytes != theirs.cell_bytes:
-        found.append(_width_difference(mine, theirs, part))
+    sizes = [x.group_by_name[mine.group].page_size for x in (prefill, decode)]
+    widths = [_width_bytes(*pair) for pair in zip((mine, theirs), sizes, strict=True)]
+    if widths[0] != widths[1]:
+        found.append(_width_difference(mine, theirs, part, widths))
     if (mine.row_kind, mine.tile) != (theirs.row_kind, theirs.tile):
         found.append(
             Difference(
@@ -236,27 +239,30 @@ def _plane_differences(
         )
     elif mine.row_kind == WHOLE and mine.rows != theirs.rows:
         found.append(Difference(f"rows of {part}", str(mine.rows), str(theirs.rows)))
-    sizes = [x.group_by_name[mine.group].page_size for x in (prefill, decode)]
     if TILE in (mine.row_kind, theirs.row_kind) and sizes[0] != sizes[1]:
         found.append(
             Difference(
                 f"page_size of {part}",
                 str(sizes[0]),
                 str(sizes[1]),
-                remedy="Tiles move whole: both sides must use the same page size.",
+                remedy="Tiles move whole: both sides must use the same page size (block size).",
             )
         )
     return found
 
 
-def _width_difference(mine: Plane, theirs: Plane, part: str) -> Difference:
+def _width_bytes(plane: Plane, page_size: int) -> Fraction:
+    """Bytes of one token of a head, exactly; a tile has a whole page of tokens."""
+    return Fraction(plane.cell_bytes, page_size if plane.row_kind == TILE else 1)
+
+
+def _width_difference(mine: Plane, theirs: Plane, part: str, widths: list[Fraction]) -> Difference:
     name = _DIM_NAMES.get(mine.part)
-    if name is None or mine.dtype != theirs.dtype:
+    elements = [width / item_bytes(mine.dtype) for width in widths]
+    whole = all(count.denominator == 1 for count in elements)
+    if name is None or mine.dtype != theirs.dtype or not whole:
         return Difference(f"cell_bytes of {part}", str(mine.cell_bytes), str(theirs.cell_bytes))
-    size = item_bytes(mine.dtype)
-    return Difference(
-        f"{name} of {part}", str(mine.cell_bytes // size), str(theirs.cell_bytes // size)
-    )
+    return Difference(f"{name} of {part}", *map(str, elements))
 
 
 def _row_words(plane: Plane) -> str:

@@ -1,6 +1,6 @@
 """A host pool behind a device pool: the same parts in an order that suits pages and their storage.
 
-The order is one of `pdxfer.layout.builders.host`; everything here goes by that layout, so a pool of
+The order is one of `pdxfer.layout.builders.table`; everything here goes by that layout: a pool of
 two widths, of latents, of rows with scales, with an index or a draft is not a case of its own.
 A host pool has `layout` and `memory`: it can be the source or the destination of a transfer.
 """
@@ -68,7 +68,7 @@ class HostPool(TokenPool):
             host_to_device_ratio: slots as a multiple of the device pool's.
             host_size: GB (1e9 bytes) instead; 0: by the ratio.
             page_size: None: the device pool's.
-            layout: name of the order, one of `HOST_ARRANGEMENTS`.
+            layout: name of the order, a host one of `docs/layouts.md`.
             pages: instead of both sizes.
             head_groups: of `page_unified`.
             pin_memory: register the memory with the GPU, where there is one.

@@ -1,5 +1,6 @@
 """vLLM's block layouts against a numpy array of the named order; tiles of its CPU kernels."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -152,9 +153,43 @@ class TestCPUTiles:
         }
         with pytest.raises(LayoutMismatchError, match="token rows"):
             plan(vllm_cpu(isa="vec", **SHAPE), vllm_blocks(**SHAPE))
+
+    @pytest.mark.parametrize("isa", ["vec", "amx"])
+    def test_tiles_of_another_block_size_say_block_size_and_not_head_dim(self, isa):
         other = {**SHAPE, "page_size": 8}
-        with pytest.raises(LayoutMismatchError, match="page_size of full/k"):
+        with pytest.raises(LayoutMismatchError, match=r"same page size \(block size\)") as raised:
+            plan(vllm_cpu(isa=isa, **SHAPE), vllm_cpu(isa=isa, **other))
+        tiles = ["full/k", "full/v"] if isa == "amx" else ["full/k"]
+        assert raised.value.fields == {
+            f"page_size of {part}": "prefill=4, decode=8" for part in tiles
+        }
+        assert "head_dim" not in str(raised.value)
+
+    def test_tiles_of_another_head_dim_say_elements(self):
+        other = {**SHAPE, "page_size": 8, "head_dim": 16, "v_head_dim": 8}
+        with pytest.raises(LayoutMismatchError) as raised:
             plan(vllm_cpu(isa="vec", **SHAPE), vllm_cpu(isa="vec", **other))
+        assert raised.value.fields == {
+            "head_dim of full/k": "prefill=8, decode=16",
+            "page_size of full/k": "prefill=4, decode=8",
+        }
+
+    def test_tiles_that_differ_by_a_byte_are_refused(self):
+        """Also where the difference is less than a byte for each token of the page."""
+        mine = vllm_cpu(isa="vec", **SHAPE)
+        planes = (
+            dataclasses.replace(p, cell_bytes=p.cell_bytes - 1) if p.part == "k" else p
+            for p in mine.planes
+        )
+        theirs = dataclasses.replace(mine, planes=tuple(planes))
+        with pytest.raises(LayoutMismatchError) as raised:
+            plan(mine, theirs)
+        assert raised.value.fields == {"cell_bytes of full/k": "prefill=128, decode=127"}
+
+    def test_a_tile_and_token_rows_of_one_head_dim_differ_in_the_tile_alone(self):
+        with pytest.raises(LayoutMismatchError) as raised:
+            plan(vllm_cpu(isa="vec", **SHAPE), vllm_blocks(**SHAPE))
+        assert raised.value.fields == {"tile of full/k": "prefill=vllm_cpu_vec, decode=token rows"}
 
     def test_what_no_engine_has(self):
         with pytest.raises(ConfigError, match="isa is 'neon'"):
