@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdxfer.errors import RemoteProtocolError
+from pdxfer.layout import records
 
 LONG_RUN_BYTES: Final = 16 << 10
 """Runs of this size keep a lane near its limit."""
@@ -58,18 +59,7 @@ class PlanSummary:
     def to_wire(self) -> dict[str, object]:
         """This summary as plain values; `from_wire` is the inverse."""
         return {
-            "groups": [
-                [
-                    group.group,
-                    group.source_page_size,
-                    group.destination_page_size,
-                    group.runs_per_page,
-                    group.bytes_per_page,
-                    group.longest_run_bytes,
-                    group.shortest_run_bytes,
-                ]
-                for group in self.groups
-            ],
+            "groups": [records.as_list(group) for group in self.groups],
             "lane_hint": self.lane_hint,
         }
 
@@ -79,35 +69,17 @@ class PlanSummary:
 
         Raises:  RemoteProtocolError: a field is missing or of another type.
         """
-        if not isinstance(obj, dict) or not isinstance(obj.get("groups"), list | tuple):
-            raise RemoteProtocolError("summary.groups is missing or no list")
-        hint = obj.get("lane_hint")
-        if not isinstance(hint, str):
-            raise RemoteProtocolError("summary.lane_hint is missing or no string")
-        return PlanSummary(tuple(_group_from_wire(item) for item in obj["groups"]), hint)
-
-
-def _group_from_wire(item: object) -> GroupSummary:
-    if not isinstance(item, list | tuple) or len(item) != 7:
-        raise RemoteProtocolError("summary.groups has an entry that is no list of 7 values")
-    name, *numbers = item
-    runs = numbers.pop(2)
-    if (
-        not isinstance(name, str)
-        or not isinstance(runs, int | float)
-        or any(isinstance(number, bool) or not isinstance(number, int) for number in numbers)
-    ):
-        raise RemoteProtocolError("summary.groups has an entry with a value of another type")
-    source_page, destination_page, length, longest, shortest = numbers
-    return GroupSummary(
-        group=name,
-        source_page_size=source_page,
-        destination_page_size=destination_page,
-        runs_per_page=float(runs),
-        bytes_per_page=length,
-        longest_run_bytes=longest,
-        shortest_run_bytes=shortest,
-    )
+        groups = records.value_of(obj, "groups", "summary")
+        if not isinstance(groups, list | tuple):
+            raise RemoteProtocolError("summary.groups is no list")
+        hint = records.value_of(obj, "lane_hint", "summary")
+        return PlanSummary(
+            groups=tuple(
+                records.from_list(GroupSummary, item, f"summary.groups[{at}]")
+                for at, item in enumerate(groups)
+            ),
+            lane_hint=records.checked(hint, str, "summary.lane_hint"),
+        )
 
 
 def lane_hint(runs: float, length_bytes: int) -> str:

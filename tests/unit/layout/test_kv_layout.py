@@ -12,6 +12,7 @@ from pdxfer.layout import (
     head_major,
     mla,
     page_major,
+    records,
     token_major,
     unified_entries,
 )
@@ -204,3 +205,41 @@ class TestFingerprint:
             )
 
         assert buffer(9).fingerprint == buffer(12).fingerprint
+
+
+class TestRecordsTravelWhole:
+    """A field that is added to a record is on the wire, and typed, without another edit."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Record:
+        name: str
+        count: int
+        share: float
+        flag: bool = False
+
+    def test_there_and_back(self):
+        record = self.Record("a", 3, 0.5, flag=True)
+        assert records.as_list(record) == ["a", 3, 0.5, True]
+        assert records.from_list(self.Record, records.as_list(record), "r") == record
+        assert records.from_map(self.Record, {**records.as_map(record), "later": 1}, "r") == record
+
+    @pytest.mark.parametrize(
+        ("item", "text"),
+        [
+            (["a", 3, 0.5], r"r is no list of 4 values \(name, count, share, flag\)"),
+            (["a", -1, 0.5, True], r"r\.count is -1; an int of 0 to 2\*\*63-1 is needed"),
+            (["a", True, 0.5, True], r"r\.count is True"),
+            ([1, 1, 0.5, True], r"r\.name is 1; a string is needed"),
+            (["a", 1, float("nan"), True], r"r\.share is nan; a finite number is needed"),
+            (["a", 1, 10**400, True], r"r\.share is 1000"),
+            (["a", 1, 0.5, 1], r"r\.flag is 1; a boolean is needed"),
+        ],
+    )
+    def test_what_a_peer_may_not_send(self, item, text):
+        with pytest.raises(RemoteProtocolError, match=text):
+            records.from_list(self.Record, item, "r")
+
+    def test_every_plane_and_group_field_is_sent(self):
+        wire = token_major(**SHAPE).to_wire()
+        assert len(wire["planes"][0]) == len(dataclasses.fields(Plane))
+        assert wire["groups"][0].keys() == {field.name for field in dataclasses.fields(Group)}
