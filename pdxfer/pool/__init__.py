@@ -4,7 +4,8 @@ from pdxfer.pool.base import Pool, TokenPool
 from pdxfer.pool.copies import HostCopy
 from pdxfer.pool.host import HostPool
 from pdxfer.pool.hybrid import HybridMambaPool
-from pdxfer.pool.kv import DraftLanes, KVPool, Layer
+from pdxfer.pool.kv import DraftLanes, KVPool
+from pdxfer.pool.layers import Layer
 from pdxfer.pool.mla import MLAPool
 from pdxfer.pool.mxfp8 import MXFP8Pool
 from pdxfer.pool.page_major import PageMajorPool

@@ -23,12 +23,14 @@ from pdxfer.pool.copies import CHUNK_SLOTS, Chunk, HostCopy, check_copy, copy_in
 from pdxfer.pool.refusals import ShapeError, SlotError
 from pdxfer.pool.rows import PartRows, slots_of, widened
 from pdxfer.pool.storage import REGION_ALIGN_BYTES, Storage
+from pdxfer.pool.write_loc import check_physical, slots_to_write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pdxfer.layout import KVLayout
     from pdxfer.memory import MemoryRange, SharedMemory
+    from pdxfer.pool.layers import LayerCounter
 
 
 class Pool:
@@ -76,6 +78,13 @@ class Pool:
             [region.length_bytes for region in self.layout.regions],
             [region.item_len for region in self.layout.regions],
         )
+
+    def _infos_of(self, parts: Collection[str]) -> tuple[list[int], list[int], list[int]]:
+        """As `get_contiguous_buf_infos`, of the regions that have some of these parts."""
+        regions = sorted({p.region for p in self.layout.planes if p.part in parts})
+        everything = Pool.get_contiguous_buf_infos(self)
+        addresses, lengths, items = ([column[at] for at in regions] for column in everything)
+        return addresses, lengths, items
 
     def move_pages(
         self, tgt_pages: torch.Tensor, src_pages: torch.Tensor, group: str | None = None
@@ -155,6 +164,18 @@ class TokenPool(Pool):
 
     cpu_offloading_chunk_size = CHUNK_SLOTS
     """Rows of one chunk of a host copy."""
+    requires_physical_write_loc = False
+    """Whether ids of a write that are marked as virtual are refused: in unified memory."""
+    layer_transfer_counter: LayerCounter | None = None
+    """Who reads a layer's buffers waits for it first."""
+
+    def register_layer_transfer_counter(self, layer_transfer_counter: LayerCounter | None) -> None:
+        """Let reads of a layer's buffers wait until its bytes have come in; None: wait no more.
+
+        `get_key_buffer` and its like wait, in the caller's thread, for the place of the layer among
+        the pool's layers, from 0; writes, host copies and moves do not.
+        """
+        self.layer_transfer_counter = layer_transfer_counter
 
     def get_cpu_copy(
         self,
@@ -239,6 +260,17 @@ class TokenPool(Pool):
             ]
             for layer in self.layout.layers
         ]
+
+    def _wait_for(self, layer_id: int) -> None:
+        """Wait for the bytes of a layer of this pool, where they are still coming in."""
+        if self.layer_transfer_counter is not None:
+            self.layer_transfer_counter.wait_until(self.layout.layers.index(layer_id))
+
+    def _target(self, loc: object, where: str) -> torch.Tensor:
+        """The slots of a write, without waiting for a GPU."""
+        if self.requires_physical_write_loc:
+            check_physical(loc, where)
+        return self._loc(slots_to_write(loc), "loc", wait=False)
 
     def _loc(self, loc: object, name: str, *, wait: bool = True) -> torch.Tensor:
         return slots_of(loc, name, self.slots, self._torch_device, wait=wait)

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from pdxfer.errors import ConfigError, ResourceError
+from pdxfer.errors import ConfigError
 from pdxfer.layout.builders.arguments import positive
 from pdxfer.layout.builders.host import host_layout, units_of
 from pdxfer.layout.builders.parts import only_group
 from pdxfer.memory import available_bytes
 from pdxfer.pool.base import TokenPool
 from pdxfer.pool.blocks import PageBlock, page_blocks
+from pdxfer.pool.host_buffer import host_shape
 from pdxfer.pool.page_allocator import PageAllocator
-from pdxfer.pool.refusals import ShapeError, SlotError
+from pdxfer.pool.refusals import HostMemoryError, ShapeError, SlotError, value_errors
 from pdxfer.pool.rows import PartRows, stored_dtype
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class HostPool(TokenPool):
     Layers are numbered as engines do: by place among the pool's own layers, a draft's after them.
     """
 
+    @value_errors()
     def __init__(  # noqa: PLR0913 SGLang's constructor
         self,
         device_pool: _Like,
@@ -121,19 +123,37 @@ class HostPool(TokenPool):
         """All pages are free again; their bytes stay."""
         self.allocator.clear()
 
+    @property
+    def kv_buffer(self) -> torch.Tensor:
+        """The whole memory with the axes of the layout; a view.
+
+        `layer_first` `[2, L, N, H, D]`, `page_first` `[2, N, L, H, D]`, `page_first_direct`
+        `[2, P, L, page_size, H, D]`, `page_head` `[2, P, H, page_size, L, D]`; without the first
+        axis where the pool has one tensor a layer (latents).
+
+        Raises:  ShapeError: parts of other shapes, which are no one tensor, or `page_unified`.
+        """
+        shape = host_shape(self, self.arrangement)
+        return self._storage.strided(
+            self.store_dtype, 0, shape, torch.empty(shape, device="meta").stride()
+        )
+
     # -- a page as bytes -----------------------------------------------------------------------
     def get_data_page(self, index: int, flat: bool = True) -> torch.Tensor:
-        """The page that begins at token id `index`, a copy of `store_dtype`.
+        """The page that begins at token id `index`, of `store_dtype`.
 
-        K, then V (then scales, index keys, draft lanes), each in the element order of the layout:
-        pages of two layouts are other strings of bytes.
+        Flat it is a copy: K, then V (then scales, index keys, draft lanes), each in the element
+        order of the layout: pages of two layouts are other strings of bytes. Not flat it is that
+        page of `kv_buffer`, a view with the same axes.
 
-        Args:    flat: must be true; a page of two widths has no other shape.
-        Raises:  ShapeError, SlotError: not the first token of a page, no int, or `flat` false.
+        Raises:  ShapeError, SlotError: not the first token of a page, no int; not flat a pool that
+                 has no `kv_buffer`.
         """
-        if not flat:
-            raise ShapeError("flat=False: a page has one axis here; use flat=True")
         page = self._page(index)
+        if not flat:
+            behind = {"layer_first": 3, "page_first": 4}.get(self.arrangement, 5)
+            buffer, step = self.kv_buffer, self.page_size if behind < 5 else 1
+            return buffer.narrow(buffer.ndim - behind, page * step, step)
         pieces = [self._block(block)[page] for block in self._flat_blocks]
         return torch.cat(pieces).view(self.store_dtype)
 
@@ -350,7 +370,7 @@ def _check_memory(length_bytes: int) -> None:
     """Refuses a pool that the host has no memory for, before a page of it is touched."""
     free = available_bytes()
     if length_bytes > free:
-        raise ResourceError(
+        raise HostMemoryError(
             f"Not enough host memory available. Requesting {length_bytes / _GB:.2f} GB but only "
             f"have {free / _GB:.2f} GB free. Please reduce the size of the hierarchical cache."
         )

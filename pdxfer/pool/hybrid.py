@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pdxfer.pool.copies import kind_of
-from pdxfer.pool.kv import KVPool, Layer, Scale, layer_id_of
+from pdxfer.pool.elements import Scale
+from pdxfer.pool.kv import KVPool
+from pdxfer.pool.layers import Layer, layer_id_of
 from pdxfer.pool.refusals import ShapeError
+from pdxfer.pool.rows import as_tensor
 from pdxfer.pool.together import PoolPair
+from pdxfer.pool.write_loc import check_physical, slots_to_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from pdxfer.pool.copies import Chunk, HostCopy
     from pdxfer.pool.mla import MLAPool
     from pdxfer.pool.state import StateCopy, StatePool
+    from pdxfer.pool.write_loc import WriteSlots
 
 
 class HybridMambaPool(PoolPair):
@@ -31,34 +36,49 @@ class HybridMambaPool(PoolPair):
         self.full_kv_pool = full_kv_pool
         self.mamba_pool = mamba_pool
 
+    def get_kv_size_bytes(self) -> int | tuple[int, int]:
+        """Of the full-attention pool, in its form; states are not counted."""
+        return self.full_kv_pool.get_kv_size_bytes()
+
+    @property
+    def mem_usage(self) -> float:
+        """GiB of the full-attention pool."""
+        return self.full_kv_pool.mem_usage
+
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """All keys of a global layer with full attention."""
+        self._wait_for(layer_id)
         return self.full_kv_pool.get_key_buffer(layer_id)
 
     def get_value_buffer(self, layer_id: int) -> torch.Tensor:
         """All values of a global layer with full attention."""
+        self._wait_for(layer_id)
         return self.full_kv_pool.get_value_buffer(layer_id)
 
     def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a global layer with full attention."""
+        self._wait_for(layer_id)
         return self.full_kv_pool.get_kv_buffer(layer_id)
 
     def set_kv_buffer(
         self,
         layer: int | Layer,
-        loc: torch.Tensor,
+        loc: WriteSlots,
         cache_k: torch.Tensor,
         cache_v: torch.Tensor,
         k_scale: Scale = None,
         v_scale: Scale = None,
         layer_id_override: int | None = None,
     ) -> None:
-        """As the full-attention pool's."""
+        """As the full-attention pool's; of a `loc` that bundles several, `full_loc` goes first."""
         layer_id = layer_id_of(layer, layer_id_override)
+        if self.full_kv_pool.requires_physical_write_loc:
+            check_physical(loc, "set_kv_buffer (hybrid)")
+        slots = as_tensor(slots_to_write(loc, "full_loc"), "loc")
         if isinstance(self.full_kv_pool, KVPool):
-            self.full_kv_pool.set_kv_buffer(layer_id, loc, cache_k, cache_v, k_scale, v_scale)
+            self.full_kv_pool.set_kv_buffer(layer_id, slots, cache_k, cache_v, k_scale, v_scale)
         else:
-            self.full_kv_pool.set_kv_buffer(layer_id, loc, cache_k, cache_v)
+            self.full_kv_pool.set_kv_buffer(layer_id, slots, cache_k, cache_v)
 
     def set_kv_buffer_prefix_valid(  # noqa: PLR0913 SGLang's signature
         self,

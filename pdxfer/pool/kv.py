@@ -7,39 +7,35 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, Final, NotRequired, TypedDict
 
 import torch
 
 from pdxfer.errors import ConfigError
 from pdxfer.layout.builders.arguments import layer_ids, natural
 from pdxfer.layout.builders.draft import DRAFT, beside_draft
+from pdxfer.layout.builders.parts import only_group
 from pdxfer.layout.dtypes import ITEM_BYTES
 from pdxfer.pool.base import TokenPool
+from pdxfer.pool.buffers import GIB, data_ptrs, data_strides, size_bytes
+from pdxfer.pool.device_pool_info import DevicePoolInfo, KVBuffers, MHABufferInfo
+from pdxfer.pool.elements import Scale, storable
+from pdxfer.pool.layers import Layer, check_memory_saver, end_layer_of, layer_id_of, shown_layers
 from pdxfer.pool.prefix_valid import committed_rows
-from pdxfer.pool.refusals import ShapeError
+from pdxfer.pool.refusals import ShapeError, value_errors
 from pdxfer.pool.rows import stored_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Unpack
 
-    from pdxfer.layout import KVLayout
+    from pdxfer.layout import KVLayout, Plane
     from pdxfer.layout.builders.shapes import KVShape
     from pdxfer.memory import SharedMemory
+    from pdxfer.pool.device_pool_info import KVScaleBuffers
+    from pdxfer.pool.write_loc import WriteSlots
 
 RESERVED_PAGES: Final = 1
-Scale = float | torch.Tensor | None
-"""What quantised rows are multiples of."""
-
-
-class Layer(Protocol):
-    """An attention layer, as engines hand it to their pool."""
-
-    @property
-    def layer_id(self) -> int:
-        """Global."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +74,9 @@ class KVOptions(TypedDict):
     group: NotRequired[str]
     reserved_pages: NotRequired[int]
     draft: NotRequired[DraftLanes | None]
+    end_layer: NotRequired[int | None]
+    enable_memory_saver: NotRequired[bool]
+    enable_kv_cache_copy: NotRequired[bool]
 
 
 class KVPool(TokenPool):
@@ -86,7 +85,17 @@ class KVPool(TokenPool):
     k_buffer: list[torch.Tensor]
     """By local layer, of `store_dtype`; without the draft's."""
     v_buffer: list[torch.Tensor]
+    k_data_ptrs: torch.Tensor
+    """uint64 addresses of `k_buffer`."""
+    v_data_ptrs: torch.Tensor
+    data_ptrs: torch.Tensor
+    """Of `k_buffer`, then of `v_buffer`."""
+    data_strides: torch.Tensor
+    """Bytes from one slot of these buffers to the next; of a view by page: from page to page."""
+    kv_cache_layout = "nhd"
+    """What engines call the order of the buffers' axes: `nhd`, `hnd` or `page_major`."""
 
+    @value_errors()
     def __init__(  # noqa: PLR0913 SGLang's constructor
         self,
         *,
@@ -107,6 +116,9 @@ class KVPool(TokenPool):
         group: str = "full",
         reserved_pages: int = RESERVED_PAGES,
         draft: DraftLanes | None = None,
+        end_layer: int | None = None,
+        enable_memory_saver: bool = False,
+        enable_kv_cache_copy: bool = False,
     ) -> None:
         """Make the pool, all zero.
 
@@ -128,11 +140,16 @@ class KVPool(TokenPool):
             group: name of the layout's group.
             reserved_pages: page ids below it never travel.
             draft: lanes of a draft model, written and read by their own global layer ids.
+            end_layer: global id of the last layer, or the one behind it; says nothing new.
+            enable_memory_saver: must be false: memory of a pool stays.
+            enable_kv_cache_copy: `move_kv_cache` works with it and without.
 
         Raises:
             ConfigError: a value that no pool has, or `memory` too small or not of this device.
             ResourceError: not enough memory.
         """
+        del enable_kv_cache_copy
+        check_memory_saver(enable_memory_saver)
         name, ids = pool_shape(size, page_size, dtype, (start_layer, layer_num, layer_ids))
         self.size = size
         self.page_size = page_size
@@ -143,9 +160,9 @@ class KVPool(TokenPool):
         self.v_head_dim = head_dim if v_head_dim is None else v_head_dim
         self.layer_num = layer_num
         self.start_layer = min(ids, default=start_layer)
-        self.end_layer = max(ids, default=start_layer)
-        """Global id of the last layer."""
-        self.layer_ids = ids
+        self.end_layer = end_layer_of(end_layer, ids)
+        """Global id of the last layer, or what was given for it."""
+        self.layer_ids = self.model_layer_ids = ids
         """Global ids of the target's layers; a layer's place is its local index."""
         self.pages = size // page_size + reserved_pages
         """The reserved ones included."""
@@ -168,11 +185,11 @@ class KVPool(TokenPool):
     # -- reading and writing -------------------------------------------------------------------
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """All keys of a global layer, of `dtype`; shares the pool's memory."""
-        return self._readable(self.rows(self._parts(layer_id)[0], layer_id).view)
+        return self._readable(self._awaited(self._parts(layer_id)[0], layer_id))
 
     def get_value_buffer(self, layer_id: int) -> torch.Tensor:
         """All values of a global layer, of `dtype`; shares the pool's memory."""
-        return self._readable(self.rows(self._parts(layer_id)[1], layer_id).view)
+        return self._readable(self._awaited(self._parts(layer_id)[1], layer_id))
 
     def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a global layer."""
@@ -181,7 +198,7 @@ class KVPool(TokenPool):
     def set_kv_buffer(
         self,
         layer: int | Layer,
-        loc: torch.Tensor,
+        loc: WriteSlots,
         cache_k: torch.Tensor,
         cache_v: torch.Tensor,
         k_scale: Scale = None,
@@ -190,9 +207,9 @@ class KVPool(TokenPool):
     ) -> None:
         """Write tokens of one layer. The caller's tensors stay as they are.
 
-        Shapes:  loc [n], slots; cache_k [n, head_num, head_dim]; cache_v [n, head_num, v_head_dim];
-                 other dtypes are divided by their scale, where one is given, and converted; beyond
-                 the ends of an 8-bit float its ends are stored.
+        Shapes:  loc [n], slots, or an object with such a `loc`; cache_k [n, head_num, head_dim];
+                 cache_v [n, head_num, v_head_dim]; other dtypes are divided by their scale, where
+                 one is given, and converted; beyond the ends of an 8-bit float its ends are stored.
         Raises:  ShapeError: another shape. SlotError: a slot that is not in the pool (on a GPU,
                  torch's own way to say so: no call here waits for it). ConfigError: a layer that is
                  not here. Nothing was written.
@@ -203,7 +220,7 @@ class KVPool(TokenPool):
             k_part: self._storable(cache_k, k_scale),
             v_part: self._storable(cache_v, v_scale),
         }
-        self._write(layer_id, self._loc(loc, "loc", wait=False), rows)
+        self._write(layer_id, self._target(loc, "set_kv_buffer (MHA)"), rows)
 
     def set_kv_buffer_prefix_valid(  # noqa: PLR0913 SGLang's signature
         self,
@@ -237,6 +254,25 @@ class KVPool(TokenPool):
             layer_id_override,
         )
 
+    # -- what engines ask of their pools -------------------------------------------------------
+    def get_kv_size_bytes(self) -> tuple[int, int]:
+        """Bytes of K and of V, their scales and a draft's lanes included; index keys are K."""
+        v_bytes = size_bytes(self.layout, _is_value)
+        return size_bytes(self.layout) - v_bytes, v_bytes
+
+    @property
+    def mem_usage(self) -> float:
+        """GiB of K and V."""
+        return sum(self.get_kv_size_bytes()) / GIB
+
+    def get_device_pool_infos(self) -> tuple[DevicePoolInfo, ...]:
+        """What a host cache behind this pool has to know; the tensors share the pool's memory."""
+        name = "kv" if only_group(self.layout).name == "full" else only_group(self.layout).name
+        infos = [self._pool_info(name, name, self.layer_ids)]
+        if self.draft_layer_ids:
+            infos.append(self._pool_info("draft", name, self.draft_layer_ids))
+        return tuple(infos)
+
     # -- what a kind of pool says --------------------------------------------------------------
     @abstractmethod
     def _make_layout(self, **shape: Unpack[KVShape]) -> KVLayout:
@@ -251,13 +287,17 @@ class KVPool(TokenPool):
         del at, rows
         return scale
 
+    def _scale_buffers(self) -> KVScaleBuffers | None:
+        """The buffers of scales, in a pool that has some."""
+        return None
+
     # -- inside --------------------------------------------------------------------------------
     def _with_draft(self, draft: DraftLanes | None, shape: KVShape) -> KVLayout:
         self.draft_layer_ids: tuple[int, ...] = ()
         target = self._make_layout(**shape)
         if draft is None:
             return target
-        first = self.end_layer + 1 if draft.start_layer is None else draft.start_layer
+        first = max(self.layer_ids) + 1 if draft.start_layer is None else draft.start_layer
         natural(start_layer=first, layer_num=draft.layer_num)
         self.draft_layer_ids = layer_ids(range(first, first + draft.layer_num))
         draft_shape: KVShape = {
@@ -272,11 +312,59 @@ class KVPool(TokenPool):
         return self._join_draft(target, self._make_layout(**draft_shape))
 
     def _bind(self) -> None:
-        self.k_buffer = [self.rows("k", layer).view for layer in self.layer_ids]
-        self.v_buffer = [self.rows("v", layer).view for layer in self.layer_ids]
+        self.k_buffer = [self._buffer("k", layer) for layer in self.layer_ids]
+        self.v_buffer = [self._buffer("v", layer) for layer in self.layer_ids]
+        self._point()
 
     def _unbind(self) -> None:
         self.k_buffer, self.v_buffer = [], []
+        self._point()
+
+    def _point(self) -> None:
+        """Tell the addresses of the buffers."""
+        device, both = torch.device(self.device), [*self.k_buffer, *self.v_buffer]
+        self.k_data_ptrs, self.v_data_ptrs, self.data_ptrs = (
+            data_ptrs(buffers, device) for buffers in (self.k_buffer, self.v_buffer, both)
+        )
+        self.data_strides = data_strides(both, device)
+
+    def _pool_info(self, name: str, ids_of: str, layers: tuple[int, ...]) -> DevicePoolInfo:
+        """Some layers of one geometry."""
+        k, v = (
+            tuple(self._buffer(self._parts(layer)[at], layer) for layer in layers) for at in (0, 1)
+        )
+        device = torch.device(self.device)
+        paged = "hnd" if self.kv_cache_layout == "hnd" else "paged_nhd"
+        buffers = KVBuffers(
+            k=k,
+            v=v,
+            k_data_ptrs=data_ptrs(k, device),
+            v_data_ptrs=data_ptrs(v, device),
+            layout="nhd" if k[0].ndim == 3 else paged,
+        )
+        rows_k, rows_v = (self.rows(part, layers[0]) for part in self._parts(layers[0]))
+        info = MHABufferInfo(
+            buffers=buffers,
+            page_size=self.page_size,
+            head_num=rows_k.heads,
+            head_dim=rows_k.width,
+            v_head_dim=rows_v.width,
+            dtype=self.store_dtype,
+            device=self._torch_device,
+            scales=self._scale_buffers(),
+        )
+        return DevicePoolInfo(
+            pool_name=name, indices_from_pool=ids_of, layer_ids=layers, buffer_info=info
+        )
+
+    def _buffer(self, part: str, layer: int) -> torch.Tensor:
+        """All rows of a part of a layer, as they are stored."""
+        return self.rows(part, layer).view
+
+    def _awaited(self, part: str, layer: int) -> torch.Tensor:
+        """All rows of a part of a layer, when its bytes have come in."""
+        self._wait_for(layer)
+        return self.rows(part, layer).view
 
     def _parts(self, layer_id: int) -> tuple[str, str]:
         """Names of K and V of a global layer."""
@@ -284,7 +372,7 @@ class KVPool(TokenPool):
             return "k", "v"
         if layer_id in self.draft_layer_ids:
             return DRAFT + "k", DRAFT + "v"
-        raise ConfigError(
+        raise ShapeError(
             f"layer {layer_id} is not in this pool, which has layers "
             f"{shown_layers(self.layer_ids + self.draft_layer_ids)}"
         )
@@ -294,6 +382,10 @@ class KVPool(TokenPool):
 
     def _storable(self, rows: torch.Tensor, scale: Scale) -> torch.Tensor:
         return storable(rows, scale, self.dtype, self._torch_device)
+
+
+def _is_value(plane: Plane) -> bool:
+    return plane.part.removeprefix(DRAFT).removesuffix("_scale") == "v"
 
 
 def pool_shape(
@@ -317,39 +409,3 @@ def pool_shape(
     if len(ids) != layer_num:
         raise ConfigError(f"layer_ids has {len(ids)} ids for layer_num={layer_num}")
     return name, ids
-
-
-def layer_id_of(layer: int | Layer, override: int | None) -> int:
-    """The global layer id that a caller means."""
-    if override is not None:
-        return override
-    return layer if isinstance(layer, int) else layer.layer_id
-
-
-def shown_layers(layers: Sequence[int]) -> str:
-    """Global layer ids, for a text."""
-    if list(layers) == list(range(layers[0], layers[0] + len(layers))):
-        return f"{layers[0]} to {layers[-1]}"
-    return ", ".join(map(str, layers))
-
-
-def storable(
-    rows: torch.Tensor, scale: Scale, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """`rows` as a pool of `dtype` stores them; `rows` itself stays as it is.
-
-    A scale divides only what is still to be converted: rows of `dtype` were scaled by who made
-    them. Eight-bit floats saturate instead of becoming NaN.
-    """
-    store = stored_dtype(str(dtype).removeprefix("torch."))
-    if rows.dtype != dtype:
-        if scale is not None:
-            if isinstance(scale, torch.Tensor) and scale.numel() != 1:
-                raise ShapeError(f"scale has {scale.numel()} values; one is for the whole tensor")
-            value = scale.to(rows.device) if isinstance(scale, torch.Tensor) else scale
-            rows = torch.div(rows, value).to(rows.dtype)
-        if store != dtype and rows.is_floating_point():
-            end = torch.finfo(dtype).max
-            rows = rows.clamp(-end, end)
-    converted = rows.to(device=device, dtype=dtype)
-    return converted if store == dtype else converted.contiguous().view(store)

@@ -22,5 +22,7 @@ class PageMajorPool(KVPool):
     region has the envelopes of the draft.
     """
 
+    kv_cache_layout = "page_major"
+
     def _make_layout(self, **shape: Unpack[KVShape]) -> KVLayout:
         return page_major(**shape)

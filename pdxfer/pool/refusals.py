@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pdxfer.errors import ConfigError
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pdxfer.errors import ConfigError, ResourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class ShapeError(ConfigError, ValueError):
@@ -11,3 +17,21 @@ class ShapeError(ConfigError, ValueError):
 
 class SlotError(ConfigError, IndexError):
     """A slot or page id is not in the pool; nothing changed."""
+
+
+class HostMemoryError(ResourceError, ValueError):
+    """The host has not the memory that a pool needs; none of it was touched."""
+
+
+@contextmanager
+def value_errors() -> Iterator[None]:
+    """What makes a pool: a `ConfigError` of its layout leaves as a `ShapeError`, text and all.
+
+    Engines catch `ValueError` where a pool cannot have the geometry that was asked for.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if type(error) is not ConfigError:
+            raise
+        raise ShapeError(str(error), retryable=error.retryable, fields=error.fields) from error

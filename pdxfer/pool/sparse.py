@@ -8,7 +8,9 @@ from pdxfer.errors import ConfigError
 from pdxfer.layout import page_major, token_major
 from pdxfer.layout.builders.index import k_only
 from pdxfer.layout.builders.parts import join_parts
-from pdxfer.pool.kv import KVPool, Layer, layer_id_of
+from pdxfer.pool.kv import KVPool
+from pdxfer.pool.layers import Layer, layer_id_of
+from pdxfer.pool.refusals import ShapeError, value_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
     from pdxfer.layout import KVLayout
     from pdxfer.layout.builders.shapes import KVShape
+    from pdxfer.pool.device_pool_info import DevicePoolInfo
     from pdxfer.pool.kv import KVOptions
+    from pdxfer.pool.write_loc import WriteSlots
 
 INDEX: Final = "index_k"
 _MAIN: Final[dict[str, Callable[..., KVLayout]]] = {
@@ -34,6 +38,7 @@ class SparsePool(KVPool):
     Its heads are replicated over attention TP.
     """
 
+    @value_errors()
     def __init__(
         self,
         *,
@@ -53,6 +58,7 @@ class SparsePool(KVPool):
         if options.get("draft") is not None:
             raise ConfigError("a sparse pool has no draft lanes; give the draft a pool of its own")
         self._arrangement = arrangement
+        self.kv_cache_layout = "page_major" if arrangement == "page_major" else "nhd"
         self._index_shape = (index_head_num, index_head_dim)
         self.index_layer_ids = None if index_layer_ids is None else tuple(index_layer_ids)
         """Global layers that have an index."""
@@ -61,20 +67,38 @@ class SparsePool(KVPool):
     def get_index_k_buffer(self, layer_id: int) -> torch.Tensor:
         """All index keys of a global layer, of `dtype`; shares the pool's memory."""
         self._check_index(layer_id)
-        return self._readable(self.rows(INDEX, layer_id).view)
+        return self._readable(self._awaited(INDEX, layer_id))
 
     def set_index_k_buffer(
-        self, layer: int | Layer, loc: torch.Tensor, index_k: torch.Tensor
+        self, layer: int | Layer, loc: WriteSlots, index_k: torch.Tensor
     ) -> None:
         """Write index keys of one layer.
 
-        Shapes:  loc [n], slots; index_k [n, index_head_num, index_head_dim].
+        Shapes:  loc [n], slots, or an object with such a `loc`; index_k [n, index_head_num,
+                 index_head_dim].
         Raises:  ShapeError, SlotError, ConfigError: nothing was written.
         """
         layer_id = layer_id_of(layer, None)
         self._check_index(layer_id)
-        self._write(
-            layer_id, self._loc(loc, "loc", wait=False), {INDEX: self._storable(index_k, None)}
+        slots = self._target(loc, "set_index_k_buffer")
+        self._write(layer_id, slots, {INDEX: self._storable(index_k, None)})
+
+    def get_index_k_state_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
+        """As `get_contiguous_buf_infos`, of the regions of index keys."""
+        return self._infos_of({INDEX})
+
+    def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
+        """Addresses, lengths and bytes of a page of the regions of K and V."""
+        return self._infos_of({"k", "v"})
+
+    def get_device_pool_infos(self) -> tuple[DevicePoolInfo, ...]:
+        """Refused: such a description has no place for index keys, and they must not be lost.
+
+        Raises:  ConfigError: always; make a `HostPool` of this pool.
+        """
+        raise ConfigError(
+            "SparsePool has no device pool infos: they have no place for index keys; make a "
+            "HostPool of the pool, which keeps them"
         )
 
     def _make_layout(self, **shape: Unpack[KVShape]) -> KVLayout:
@@ -102,4 +126,5 @@ class SparsePool(KVPool):
     def _check_index(self, layer_id: int) -> None:
         self._parts(layer_id)
         if layer_id not in (self.index_layer_ids or ()):
-            raise ConfigError(f"layer {layer_id} has no index")
+            shown = ", ".join(map(str, self.index_layer_ids or ()))
+            raise ShapeError(f"layer {layer_id} has no index; layers {shown} have one")

@@ -10,8 +10,11 @@ from pdxfer.errors import ConfigError
 from pdxfer.layout.builders.state import StateTensor, state, state_entries
 from pdxfer.layout.dtypes import item_bytes
 from pdxfer.pool.base import Pool
+from pdxfer.pool.buffers import GIB, size_bytes
 from pdxfer.pool.copies import kind_of, synchronize
-from pdxfer.pool.refusals import ShapeError
+from pdxfer.pool.device_pool_info import DevicePoolInfo, MambaStateBufferInfo
+from pdxfer.pool.layers import check_memory_saver
+from pdxfer.pool.refusals import ShapeError, value_errors
 from pdxfer.pool.rows import as_tensor, last_of_each, slots_of
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ class StatePool(Pool):
     conv: list[torch.Tensor]
     temporal: torch.Tensor | None
 
+    @value_errors()
     def __init__(  # noqa: PLR0913 the shape of a pool
         self,
         *,
@@ -46,6 +50,7 @@ class StatePool(Pool):
         reserved_slots: int = 1,
         arrangement: str = "token_major",
         buffer_bytes: int | None = None,
+        enable_memory_saver: bool = False,
     ) -> None:
         """Make the pool, all zero.
 
@@ -60,10 +65,12 @@ class StatePool(Pool):
             reserved_slots: ids below it never travel.
             arrangement: `token_major` (a region a tensor and layer) or `unified_entries`.
             buffer_bytes: of the whole buffer, where pools in unified memory share `memory`.
+            enable_memory_saver: must be false: memory of a pool stays.
 
         Raises:
             ConfigError: a value that no pool has. ResourceError: not enough memory.
         """
+        check_memory_saver(enable_memory_saver)
         if arrangement not in ("token_major", "unified_entries"):
             raise ConfigError(
                 f"arrangement is {arrangement!r}; state lies token_major or in unified_entries"
@@ -139,6 +146,27 @@ class StatePool(Pool):
         ids = self._ids(indices, "indices")
         for tensor in self._tensors():
             tensor[:, ids] = 0
+
+    def get_kv_size_bytes(self) -> int:
+        """Bytes of the states of all layers and slots."""
+        return size_bytes(self.layout)
+
+    @property
+    def mem_usage(self) -> float:
+        """GiB of the states."""
+        return self.get_kv_size_bytes() / GIB
+
+    def get_device_pool_infos(self) -> tuple[DevicePoolInfo, ...]:
+        """What a host cache behind this pool has to know; the tensors share the pool's memory."""
+        info = MambaStateBufferInfo(temporal=self.temporal, conv=tuple(self.conv))
+        return (
+            DevicePoolInfo(
+                pool_name="mamba",
+                indices_from_pool="mamba",
+                layer_ids=self.layer_ids,
+                buffer_info=info,
+            ),
+        )
 
     def _given(self, copied: StateCopy, slots: int) -> list[torch.Tensor]:
         """The tensors of a copy of `slots` slots, `[layers, slots, *shape]`.

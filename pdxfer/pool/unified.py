@@ -9,6 +9,7 @@ from pdxfer.layout import unified_entries
 from pdxfer.layout.builders.draft import fuse_draft
 from pdxfer.layout.builders.entries import first_free_slot, unified_reserved_bytes
 from pdxfer.pool.kv import KVPool
+from pdxfer.pool.refusals import value_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,10 @@ class UnifiedPool(KVPool):
     out slots keeps them apart (`reserved_pages` is the floor).
     """
 
+    kv_cache_layout = "page_major"
+    requires_physical_write_loc = True
+
+    @value_errors()
     def __init__(self, *, buffer_bytes: int | None = None, **options: Unpack[KVOptions]) -> None:
         """As `KVPool`.
 

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import torch
 
 from pdxfer.errors import ConfigError
+from pdxfer.pool.buffers import GIB
 from pdxfer.pool.copies import HostCopy, kind_of, take_rows
-from pdxfer.pool.kv import KVPool, Layer, Scale, layer_id_of
+from pdxfer.pool.elements import Scale
+from pdxfer.pool.kv import KVPool
+from pdxfer.pool.layers import Layer, end_layer_of, layer_id_of
 from pdxfer.pool.moves import check_counts
 from pdxfer.pool.prefix_valid import committed_rows
 from pdxfer.pool.refusals import ShapeError
-from pdxfer.pool.rows import INTEGERS, slots_of
+from pdxfer.pool.rows import INTEGERS, as_tensor, slots_of
 from pdxfer.pool.together import PoolPair
+from pdxfer.pool.write_loc import check_physical, is_write_loc, slots_to_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Unpack
 
     from pdxfer.pool.kv import KVOptions
+    from pdxfer.pool.write_loc import WriteSlots
+
+
+NO_SLOT: Final = -1
+"""Stands for no token in a list of slots that kernels read."""
 
 
 class SWACopy(TypedDict):
@@ -67,8 +76,12 @@ class SWAPool(PoolPair):
     ) -> SWAPool:
         """Both pools of one kind and shape, with SGLang's names; `size` is of the full pool.
 
-        `layer_num`, `layer_ids`, `group`, `memory` and `draft` of `options` are not used.
+        `layer_num`, `layer_ids`, `group`, `memory` and `draft` of `options` are not used;
+        `end_layer` is of all layers.
         """
+        end_layer_of(
+            options.get("end_layer"), (*swa_attention_layer_ids, *full_attention_layer_ids)
+        )
 
         def make(size: int, layers: Sequence[int], group: str) -> KVPool:
             own: KVOptions = {
@@ -79,6 +92,7 @@ class SWAPool(PoolPair):
                 "group": group,
                 "memory": None,
                 "draft": None,
+                "end_layer": None,
             }
             return pool_class(**own)
 
@@ -86,6 +100,18 @@ class SWAPool(PoolPair):
             full_kv_pool=make(options["size"], full_attention_layer_ids, "full"),
             swa_kv_pool=make(size_swa, swa_attention_layer_ids, "swa"),
         )
+
+    def get_kv_size_bytes(self) -> tuple[int, int]:
+        """Bytes of K and of V of both pools."""
+        (full_k, full_v), (window_k, window_v) = (
+            pool.get_kv_size_bytes() for pool in (self.full_kv_pool, self.swa_kv_pool)
+        )
+        return full_k + window_k, full_v + window_v
+
+    @property
+    def mem_usage(self) -> float:
+        """GiB of K and V of both pools."""
+        return sum(self.get_kv_size_bytes()) / GIB
 
     def register_mapping(self, full_to_swa_index_mapping: torch.Tensor) -> None:
         """Take the allocator's mapping, `[slots of the full pool]`; it is read at each call.
@@ -105,39 +131,60 @@ class SWAPool(PoolPair):
         self.full_to_swa_index_mapping = full_to_swa_index_mapping
 
     def translate_loc_from_full_to_swa(self, kv_indices: torch.Tensor) -> torch.Tensor:
-        """Slots in the window pool, int64 [n]; 0 where a token has none."""
+        """Slots in the window pool, int64 [n]; 0 where a token has none, -1 where `kv_indices` has.
+
+        Raises:  SlotError, ShapeError: ids that are neither slots of the full pool nor -1.
+        """
         mapping = self.full_to_swa_index_mapping
-        loc = slots_of(kv_indices, "kv_indices", self.full_kv_pool.slots, mapping.device)
-        return mapping[loc].to(torch.int64)
+        given = as_tensor(kv_indices, "kv_indices")
+        none = torch.zeros_like(given, dtype=torch.bool)
+        if given.dtype.is_signed and given.dtype in INTEGERS:
+            none = given == NO_SLOT
+            given = given.masked_fill(none, 0)
+        loc = slots_of(given, "kv_indices", self.full_kv_pool.slots, mapping.device)
+        return mapping[loc].to(torch.int64).masked_fill(none.to(mapping.device), NO_SLOT)
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """All keys of a global layer."""
+        self._wait_for(layer_id)
         return self._pool(layer_id).get_key_buffer(layer_id)
 
     def get_value_buffer(self, layer_id: int) -> torch.Tensor:
         """All values of a global layer."""
+        self._wait_for(layer_id)
         return self._pool(layer_id).get_value_buffer(layer_id)
 
     def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a global layer."""
+        self._wait_for(layer_id)
         return self._pool(layer_id).get_kv_buffer(layer_id)
 
     def set_kv_buffer(
         self,
         layer: int | Layer,
-        loc: torch.Tensor,
+        loc: WriteSlots,
         cache_k: torch.Tensor,
         cache_v: torch.Tensor,
         k_scale: Scale = None,
         v_scale: Scale = None,
         layer_id_override: int | None = None,
     ) -> None:
-        """As `KVPool.set_kv_buffer`; `loc` are slots of the full pool in every layer."""
+        """As `KVPool.set_kv_buffer`; `loc` are slots of the full pool in every layer.
+
+        A `loc` that bundles several may have the slots of the window pool as `swa_loc`; they are
+        taken as they are. Else the slots are translated here.
+        """
         layer_id = layer_id_of(layer, layer_id_override)
         pool = self._pool(layer_id)
+        if pool.requires_physical_write_loc:
+            check_physical(loc, "set_kv_buffer (SWA)")
+        slots = as_tensor(slots_to_write(loc, "full_loc"), "loc")
         if pool is self.swa_kv_pool:
-            loc = self.translate_loc_from_full_to_swa(loc)
-        pool.set_kv_buffer(layer_id, loc, cache_k, cache_v, k_scale, v_scale)
+            translated = getattr(loc, "swa_loc", None) if is_write_loc(loc) else None
+            if translated is None:
+                translated = self.translate_loc_from_full_to_swa(slots)
+            slots = as_tensor(translated, "swa_loc")
+        pool.set_kv_buffer(layer_id, slots, cache_k, cache_v, k_scale, v_scale)
 
     def set_kv_buffer_prefix_valid(  # noqa: PLR0913 SGLang's signature
         self,
