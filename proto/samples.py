@@ -172,7 +172,11 @@ SAMPLES: dict[str, Envelope | CommitPayload] = {
     "heartbeat": _from_decode(
         0,
         5,
-        Heartbeat(oldest_live_generation=7, progress=[Progress(generation=7, bytes_done=1 << 40)]),
+        Heartbeat(
+            after=9,
+            oldest_live_generation=7,
+            progress=[Progress(generation=7, bytes_done=1 << 40)],
+        ),
     ),
     "bye": _from_prefill(9, 12, Bye(reason="SIGTERM")),
     "receive": _from_decode(

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pdxfer.errors import LocalProtocolError, PeerError, RemoteProtocolError
 from pdxfer.limits import (
     CONTROL_ACK_DELAY_S,
@@ -94,6 +96,8 @@ class Session:
         self._asked_for = -1
         self._wait_s = CONTROL_RESEND_AFTER_S
         self._progress_at = now
+        self._early: deque[Heartbeat] = deque()
+        """Heartbeats that overtook what they presume: the first of them, and the last."""
         self._recover_to = 0
         """While the oldest unacknowledged number is not above this, messages are sent again."""
 
@@ -109,7 +113,8 @@ class Session:
         A pure acknowledgement that carries a number, the next one it waits for, asks the peer to
         send again from there.
 
-        Numbered messages are kept until acknowledged and sent again by `due` where needed.
+        Numbered messages are kept until acknowledged and sent again by `due` where needed. A
+        heartbeat leaves with the highest number used so far as its `after`.
 
         Raises:  PeerError when too much is unacknowledged: the session is closed then.
                  LocalProtocolError before the peer is known, except for `Hello`. ResourceError when
@@ -121,6 +126,8 @@ class Session:
             raise LocalProtocolError(
                 f"{type(message).__name__} before the peer's Hello: its incarnation is unknown"
             )
+        if isinstance(message, Heartbeat):
+            message = msgspec.structs.replace(message, after=self._last_number)
         numbered = message is not None and not isinstance(message, UNNUMBERED)
         if numbered:
             number = self._last_number + 1
@@ -237,6 +244,9 @@ class Session:
     def receive(self, envelope: Envelope, now: float) -> list[Message]:
         """Messages to act on, in order: none for a repeat, a gap or a pure acknowledgement.
 
+        A heartbeat that has overtaken numbered messages sent before it is given as a bare sign of
+        life now, and as it is behind the last of those messages.
+
         Raises:  RemoteProtocolError for what no peer may send: a message of another session, an
                  acknowledgement of what was never sent, a wrong use of numbers. The caller ends the
                  session.
@@ -261,9 +271,35 @@ class Session:
                 f"field number: {envelope.number} on {type(message).__name__}, expected "
                 f"{'0' if isinstance(message, UNNUMBERED) else 'from 1'}"
             )
+        if isinstance(message, Heartbeat):
+            return [self._unless_early(message)]
         if envelope.number and not self._in_order(envelope.number, now):
             return []
-        return [message]
+        return [message, *self._no_longer_early()]
+
+    def _unless_early(self, heartbeat: Heartbeat) -> Heartbeat:
+        """What a heartbeat says now: nothing but life where it came ahead of numbered messages."""
+        if heartbeat.after <= self._received:
+            return heartbeat
+        self._check_ahead("after", heartbeat.after)
+        if len(self._early) > 1:  # the first is due soonest; the last says what those between did
+            self._early.pop()
+        self._early.append(heartbeat)
+        return Heartbeat()
+
+    def _no_longer_early(self) -> list[Heartbeat]:
+        """Heartbeats that waited for the number received now."""
+        due: list[Heartbeat] = []
+        while self._early and self._early[0].after <= self._received:
+            due.append(self._early.popleft())
+        return due
+
+    def _check_ahead(self, field: str, number: int) -> None:
+        if number > self._received + CONTROL_UNACKED_MESSAGES_MAX:
+            raise RemoteProtocolError(
+                f"field {field}: {number} when {self._received} was received; a peer may not have "
+                f"more than {CONTROL_UNACKED_MESSAGES_MAX} unacknowledged"
+            )
 
     def expired(self, now: float, *, reachable: bool = False) -> bool:
         """Whether the peer has been silent for `LIVENESS_TIMEOUT_S`; `reachable`: for `LEASE_S`.
@@ -281,11 +317,7 @@ class Session:
             elif self._ack_at is None:
                 self._ack_at = now + CONTROL_ACK_DELAY_S
             return True
-        if number > self._received + CONTROL_UNACKED_MESSAGES_MAX:
-            raise RemoteProtocolError(
-                f"field number: {number} when {self._received} was received; a peer may not have "
-                f"more than {CONTROL_UNACKED_MESSAGES_MAX} unacknowledged"
-            )
+        self._check_ahead("number", number)
         if number <= self._received:  # a repeat: tell the peer again how far we are
             self._ack_at = now + CONTROL_ACK_DELAY_S if self._ack_at is None else self._ack_at
         elif self._asked_for != self._received or self._asked_at + CONTROL_RESEND_AGE_S <= now:

@@ -231,8 +231,11 @@ class StaleSession(Message, frozen=True, kw_only=True, tag="stale"):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
-    """Sent each `HEARTBEAT_INTERVAL_S`; renews leases."""
+    """Sent each `HEARTBEAT_INTERVAL_S`; renews leases at once, also ahead of numbered messages."""
 
+    after: Natural = 0
+    """Highest number that its sender had used: all else that the heartbeat says counts only once
+    that number has been received."""
     oldest_live_generation: Natural = 0
     """Decode: no smaller generation is asked of this prefill life any more. 0 from prefill."""
     progress: list[Progress] = []

@@ -213,11 +213,34 @@ class Crowd:
             self.rng.choice(paths).fail("seeded", late_runs=self.rng.choice([0, 1, 100]))
 
     def delay(self):
-        if self.cluster.network:
-            self.cluster.cut.add(self.rng.choice(list(self.cluster.network)))
+        ways = [way for way, queue in self.cluster.network.frames.items() if queue]
+        if ways:
+            self.cluster.network.cut.add(self.rng.choice(ways))
+
+    def a_session(self):
+        """(decode, prefill, address) whose processes live."""
+        decode = self.rng.choice(self.decodes)
+        index = self.rng.randrange(len(self.prefills))
+        return decode, self.prefills[index], self.addresses[index]
+
+    def break_connection(self):
+        decode, prefill, _ = self.a_session()
+        self.cluster.network.break_connection(
+            decode.machine.incarnation, prefill.machine.incarnation
+        )
+
+    def beat(self):
+        """Heartbeats leave at any time, also ahead of what is sent again."""
+        node = self.rng.choice([*self.decodes, *self.decodes, *self.prefills])
+        if not node.dead:
+            node.heartbeats()
+
+    def break_and_beat(self):
+        self.break_connection()
+        self.beat()
 
     def deliver(self):
-        self.cluster.cut.clear()
+        self.cluster.network.cut.clear()
 
     def detach(self):
         worker = self.rng.choice([*self.sources, *self.destinations])
@@ -238,35 +261,19 @@ class Crowd:
             self.chunk(worker, room, ids, last=True)
 
     def new_session(self):
-        decode = self.rng.choice(self.decodes)
-        index = self.rng.randrange(len(self.prefills))
-        prefill = self.prefills[index]
+        decode, prefill, address = self.a_session()
         if prefill.dead:
             return
+        network = self.cluster.network
         ours, theirs = decode.machine.incarnation, prefill.machine.incarnation
-        for way in ((ours, theirs), (theirs, ours)):
-            self.cluster.lost.add(way)
-            self.cluster.network.pop(way, None)
-            self.cluster.cut.discard(way)
+        if self.rng.random() < 0.5:
+            network.break_connection(ours, theirs)
         if self.rng.random() < 0.3:
-            prefill.machine.peer_lost(ours, "seeded")
-            prefill.pump()
+            network.leave(prefill, ours, goodbye=self.rng.random() < 0.5)
             self.steps(0, 3, 20)
-        decode.close_receive_side(theirs)
-        decode.machine.peer_lost(theirs, "seeded", self.now)
-        decode.pump()
+        network.leave(decode, theirs, goodbye=self.rng.random() < 0.3)
         self.steps(0, 3, 20)
-        self.cluster.lost.discard((theirs, ours))
-        prefill.machine.peer_joined(ours)
-        prefill.pump()
-        said = self.cluster.network.pop((theirs, ours), None)
-        self.steps(0, 3, 20)
-        self.cluster.lost.discard((ours, theirs))
-        later = self.cluster.network.pop((theirs, ours), None)
-        self.cluster.join(decode, prefill, self.addresses[index])
-        for queue in (said, later):
-            if queue:
-                self.cluster.network.setdefault((theirs, ours), type(queue)()).extend(queue)
+        self.cluster.join(decode, prefill, address)
 
     def kill(self):
         node = self.rng.choice(self.prefills)
@@ -274,9 +281,7 @@ class Crowd:
             return
         self.cluster.kill(node)
         for decode in self.decodes:
-            decode.close_receive_side(node.machine.incarnation)
-            decode.machine.peer_lost(node.machine.incarnation, "killed", self.now)
-            decode.pump()
+            self.cluster.network.leave(decode, node.machine.incarnation)
 
     DISTURBANCES = (
         abort_at_decode,
@@ -285,6 +290,9 @@ class Crowd:
         break_lane,
         delay,
         deliver,
+        break_connection,
+        break_and_beat,
+        beat,
         new_session,
         detach,
         wait,

@@ -100,7 +100,7 @@ class History:
                     assert np.array_equal(content, self.bytes_of(self.prefill, source))
 
     def disturb(self, slot):
-        kind = self.rng.choice(["none", "decode", "prefill", "cut"])
+        kind = self.rng.choice(["none", "decode", "prefill", "cut", "break", "beat"])
         now = self.cluster.now
         if kind == "decode":
             self.decode.machine.abort(0, slot, "seeded", now)
@@ -112,6 +112,11 @@ class History:
             path = self.prefill.fabric.paths.get(self.decode.machine.incarnation)
             if path is not None and self.rng.random() < 0.3:
                 path.fail("seeded", late_runs=self.rng.choice([0, 1, 100]))
+        elif kind == "break":
+            ends = (self.decode.machine.incarnation, self.prefill.machine.incarnation)
+            self.cluster.network.break_connection(*ends)
+        elif kind == "beat":
+            self.decode.heartbeats()
 
     def play(self, *, kill):
         for slot in range(ROOMS):
@@ -121,10 +126,7 @@ class History:
             self.disturb(self.rng.randint(0, slot))
             if kill and slot == ROOMS // 2:
                 self.cluster.kill(self.prefill)
-                self.decode.machine.peer_lost(
-                    self.prefill.machine.incarnation, "killed", self.cluster.now
-                )
-                self.decode.pump()
+                self.cluster.network.leave(self.decode, self.prefill.machine.incarnation)
         for _ in range(100_000):
             if not self.cluster.step():
                 break

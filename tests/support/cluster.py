@@ -1,13 +1,12 @@
 """Prefill and decode machines joined by a simulated network and the in-memory lane.
 
-One random generator decides every interleaving: control messages (in order per direction of a
-session), lane work, time. Nothing sleeps; a seed is a whole history.
+One random generator decides every interleaving: control messages (numbered, lost and sent again by
+real sessions), lane work, time. Nothing sleeps; a seed is a whole history.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -32,7 +31,8 @@ from pdxfer.protocol.prefill.machine import PrefillMachine
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire import codec
-from pdxfer.wire.messages import Attach, Envelope, Heartbeat, LaneFailed, RegionInfo
+from pdxfer.wire.messages import Attach, Heartbeat, LaneFailed, RegionInfo
+from tests.support.network import Network
 
 ADDRESS = "tcp://prefill:1"
 
@@ -105,6 +105,38 @@ class Node:
             for effect in effects:
                 self.do(effect)
 
+    # -- what the control channel says -------------------------------------------------------
+    def session_began(self, peer: bytes, address: str) -> None:
+        """A session with a peer begins; `address` is that of a prefill agent."""
+        if self.is_prefill:
+            self.machine.peer_joined(peer)
+        else:
+            self.machine.link_up(address, peer, self.cluster.now)
+        self.pump()
+
+    def session_lost(self, peer: bytes, reason: str) -> None:
+        """The session with a peer is over."""
+        if self.is_prefill:
+            self.machine.peer_lost(peer, reason)
+        else:
+            self.close_receive_side(peer)
+            self.machine.peer_lost(peer, reason, self.cluster.now)
+        self.pump()
+
+    def on_message(self, peer: bytes, message) -> None:
+        """A message of a peer, in order."""
+        self.machine.on_message(peer, message, self.cluster.now)
+        if self.cluster.attach_anew and isinstance(message, LaneFailed):
+            self.lane_failed(peer, message.revision)
+        self.pump()
+
+    def heartbeats(self) -> None:
+        """Each live peer hears that this node lives."""
+        for peer in list(self.machine.peers):
+            mark = 0 if self.is_prefill else self.machine.mark(peer)
+            self.cluster.carry(self, peer, Heartbeat(oldest_live_generation=mark))
+
+    # -- effects -----------------------------------------------------------------------------
     def do(self, effect) -> None:
         match effect:
             case fx.Tell():
@@ -256,12 +288,7 @@ class Cluster:
         self.now = 1000.0
         self.hub = Hub()
         self.nodes: dict[bytes, Node] = {}
-        self.network: dict[tuple[bytes, bytes], deque[bytes]] = {}
-        self.cut: set[tuple[bytes, bytes]] = set()
-        """Directions that keep their messages for later."""
-        self.lost: set[tuple[bytes, bytes]] = set()
-        """Directions that take no message."""
-        self.control_bytes = 0
+        self.network = Network(self, self.rng)
 
     def add(self, machine, **options) -> Node:
         node = self.nodes[machine.incarnation] = Node(self, machine, **options)
@@ -274,43 +301,20 @@ class Cluster:
         return self.add(DecodeMachine(self.rng.randbytes(16)), **options)
 
     def join(self, decode: Node, prefill: Node, address: str = ADDRESS) -> None:
-        decode.machine.link_up(address, prefill.machine.incarnation, self.now)
-        decode.pump()
+        """Ask for a session."""
+        self.network.join(decode, prefill, address)
 
     def carry(self, node: Node, peer: bytes, message) -> None:
-        if (node.machine.incarnation, peer) in self.lost:
-            return
-        frame = codec.encode(
-            Envelope(
-                source=node.machine.incarnation,
-                destination=peer,
-                session=1,
-                number=1,
-                ack=0,
-                message=message,
-            )
-        )
-        self.control_bytes += len(frame)
-        self.network.setdefault((node.machine.incarnation, peer), deque()).append(frame)
+        """Send a control message."""
+        self.network.carry(node, peer, message)
 
     def deliver_one(self) -> bool:
-        waiting = [key for key, queue in self.network.items() if queue and key not in self.cut]
-        if not waiting:
-            return False
-        source, target = self.rng.choice(waiting)
-        frame = self.network[source, target].popleft()
-        node = self.nodes.get(target)
-        if node is not None and not node.dead:
-            message = codec.decode(frame).message
-            node.machine.on_message(source, message, self.now)
-            if self.attach_anew and isinstance(message, LaneFailed):
-                node.lane_failed(source, message.revision)
-            node.pump()
-        return True
+        """The next frame of one direction arrives."""
+        return self.network.deliver_one()
 
     def step(self) -> bool:
         """One random thing that can happen without time passing; False when nothing can."""
-        actions = [self.deliver_one, lambda: self.hub.step(self.rng)]
+        actions = [self.deliver_one, self.network.notice_one, lambda: self.hub.step(self.rng)]
         nodes = [node for node in self.nodes.values() if not node.dead]
         actions += [node.take_lane_events for node in nodes]
         self.rng.shuffle(actions)
@@ -331,17 +335,17 @@ class Cluster:
             for node in list(self.nodes.values()):
                 if node.dead:
                     continue
-                if heartbeats and not node.is_prefill:
-                    for peer in list(node.machine.peers):
-                        mark = node.machine.mark(peer)
-                        self.carry(node, peer, Heartbeat(oldest_live_generation=mark))
+                if heartbeats:
+                    node.heartbeats()
                 node.machine.tick(self.now)
                 node.pump()
+            self.network.tick()
             self.run()
 
     def kill(self, node: Node) -> None:
         """The process dies: no message, no write, no event of it any more."""
         node.dead = True
+        self.network.forget(node.machine.incarnation)
         self.hub.kill(node.fabric)
 
 

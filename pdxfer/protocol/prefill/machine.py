@@ -107,7 +107,7 @@ class PrefillMachine:
                 self._matching.bind(peer, receive, sending)
             ended = peer.ended.pop((worker_id, room), None)
             if ended is not None:
-                self._sends.fail(sending, ended[0])
+                self._sends.fail(sending, ended.error)
         self._sends.pump(sending)
         return sending
 
@@ -163,17 +163,16 @@ class PrefillMachine:
             case Attach():
                 self._on_attach(peer, message)
             case Receive():
-                self._matching.on_receive(peer, message, now)
+                self._matching.on_receive(peer, message)
             case Place():
                 self._matching.on_place(peer, message)
             case Abort():
-                self._on_abort(peer, message, now)
+                self._on_abort(peer, message)
             case Committed():
-                self._on_committed(peer, message.generation)
-                peer.commit_waiting(message.generation, now + limits.UNMATCHED_DEADLINE_S)
+                self._on_committed(peer, message.generation, now)
             case Failed():
                 abort = Abort(generation=message.generation, reason=message.text)
-                self._on_abort(peer, abort, now)
+                self._on_abort(peer, abort)
             case Heartbeat():
                 peer.advance_mark(message.oldest_live_generation)
             case _:
@@ -230,14 +229,14 @@ class PrefillMachine:
         elif peer.path is not PathState.CLOSING:
             self._open_path(peer)
 
-    def _on_abort(self, peer: DecodePeer, message: Abort, now: float) -> None:
+    def _on_abort(self, peer: DecodePeer, message: Abort) -> None:
         if message.decode_incarnation:
             self._abort_life(peer, message)
             return
         generation = message.generation
         text = f"aborted by decode: {message.reason or 'no reason given'}"
         error = TransferError(text)
-        peer.abort_waiting(generation, error, now)
+        peer.abort_waiting(generation, error)
         peer.bury(generation)
         legs = list(self._sends.legs(peer, generation))
         peer.asked.add(generation)
@@ -261,13 +260,14 @@ class PrefillMachine:
         """Whether a `PostCommit` may still be carried out; else it is to be dropped."""
         return self._sends.commits(peer_id, generation, worker)
 
-    def _on_committed(self, peer: DecodePeer, generation: int) -> None:
+    def _on_committed(self, peer: DecodePeer, generation: int, now: float) -> None:
         for _, leg in self._sends.legs(peer, generation):
             if leg.plan is not None and not leg.commit_asked:
                 raise RemoteProtocolError(
                     f"decode says that generation {generation} has committed before prefill worker "
                     f"{leg.receive.source_worker} asked for it"
                 )
+        peer.commit_waiting(generation, now + limits.UNMATCHED_DEADLINE_S)
         for sending, leg in list(self._sends.legs(peer, generation)):
             leg.committed = True
             self._sends.settle(sending)

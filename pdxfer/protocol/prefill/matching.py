@@ -14,7 +14,7 @@ from pdxfer.errors import (
 )
 from pdxfer.layout import Pages
 from pdxfer.protocol.effects import Tell
-from pdxfer.protocol.prefill.peer import DecodePeer
+from pdxfer.protocol.prefill.peer import DecodePeer, failed_elsewhere
 from pdxfer.protocol.prefill.sending import Leg, Sending
 from pdxfer.protocol.prefill.sends import Sends
 from pdxfer.protocol.state import State
@@ -29,14 +29,14 @@ class Matching:
     def __init__(self, sends: Sends) -> None:
         self.sends = sends
 
-    def on_receive(self, peer: DecodePeer, message: Receive, now: float) -> None:
+    def on_receive(self, peer: DecodePeer, message: Receive) -> None:
         """Bind a receive to its send, keep it until that comes, or say why not."""
         if message.generation <= peer.mark or message.generation in peer.tombstones:
             # Another source worker of this agent may still write for it: said only once none does.
             peer.asked.add(message.generation)
             self.sends.answer_drained(peer, message.generation)
             if message.generation in peer.tombstones:
-                self._end_send(peer, message, now)
+                self._end_send(peer, message)
             return
         if peer.knows(message.generation, message.source_worker):
             raise RemoteProtocolError(
@@ -46,7 +46,7 @@ class Matching:
         error = self._refusal(peer, message)
         sending = self.sends.live.get((message.source_worker, message.room))
         if error is not None:
-            self._refuse(peer, message, error, now)
+            self._refuse(peer, message, error)
         elif sending is None and (why := self.sends.why_failed(message)) is not None:
             self._dismiss(peer, message, why)
         elif sending is None and message.must_exist:
@@ -86,26 +86,26 @@ class Matching:
             fields={"room": str(message.room), "source_worker": str(message.source_worker)},
         )
 
-    def _refuse(self, peer: DecodePeer, message: Receive, error: PdxferError, now: float) -> None:
+    def _refuse(self, peer: DecodePeer, message: Receive, error: PdxferError) -> None:
         self._dismiss(peer, message, error)
         sending = self.sends.live.get((message.source_worker, message.room))
         if sending is not None and sending.state is State.WAITING:
             self.sends.fail(sending, error)
         elif not error.retryable:
             # The room's send, when it comes, fails with the same error.
-            peer.keep_error(message.source_worker, message.room, error, now)
+            peer.keep_error(message.source_worker, message.room, error)
 
     def _dismiss(self, peer: DecodePeer, receive: Receive, error: PdxferError) -> None:
         """A receive is dead before it was matched; decode hears why."""
         peer.bury(receive.generation)
         self.sends.tell_failed(peer.peer_id, receive.generation, receive.source_worker, error)
 
-    def _end_send(self, peer: DecodePeer, message: Receive, now: float) -> None:
+    def _end_send(self, peer: DecodePeer, message: Receive) -> None:
         """The transfer has ended before this receive of it came: so does the room's send."""
         error = failed_elsewhere(message.room)
         sending = self.sends.live.get((message.source_worker, message.room))
         if sending is None:
-            peer.keep_error(message.source_worker, message.room, error, now)
+            peer.keep_error(message.source_worker, message.room, error)
         elif sending.state is State.WAITING:
             self.sends.fail(sending, error)
 
@@ -125,7 +125,7 @@ class Matching:
                 f"room {sending.room}: receiver_count is {receive.receiver_count}, an earlier "
                 f"receiver said {sending.receiver_count}"
             )
-        elif receive.generation in peer.tombstones and receive.generation not in peer.committed:
+        elif peer.is_dead(receive.generation):
             error = error or failed_elsewhere(sending.room)
         elif receive.receiver_index in taken:
             error = LocalProtocolError(
@@ -176,10 +176,3 @@ class Matching:
             self.sends.fail(sending, error)
             return
         leg.place, leg.pages = place, pages
-
-
-def failed_elsewhere(room: int) -> TransferError:
-    """One transfer fails as a whole."""
-    return TransferError(
-        f"room {room}: its transfer has failed at another prefill worker", retryable=True
-    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pdxfer import limits
-from pdxfer.errors import LayoutMismatchError, PdxferError, RemoteProtocolError
+from pdxfer.errors import LayoutMismatchError, PdxferError, RemoteProtocolError, TransferError
 from pdxfer.protocol.prefill.waiting import Waiting
 from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
 from pdxfer.wire.messages import Accept, Attach, PairPlan, PairReject, Receive
@@ -21,6 +21,15 @@ class PathState(Enum):
     OPEN = "open"
     CLOSING = "closing"
     CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class EndedReceive:
+    """A receive that ended before its send came; the send, when it comes, ends with its error."""
+
+    error: PdxferError
+    forget_at: float | None = None
+    """Set by the next tick."""
 
 
 @dataclass(slots=True)
@@ -47,9 +56,8 @@ class DecodePeer:
     own: list[Worker] = field(default_factory=list)
     """Prefill workers as last judged."""
     waiting: Waiting = field(default_factory=Waiting)
-    ended: dict[tuple[int, int], tuple[PdxferError, float]] = field(default_factory=dict)
-    """(source worker, room) to the error of a receive that ended before its send came, and when it
-    is forgotten. The send, when it comes, ends with it."""
+    ended: dict[tuple[int, int], EndedReceive] = field(default_factory=dict)
+    """By (source worker, room)."""
     committed: dict[int, float] = field(default_factory=dict)
     """Committed generation with receives still waiting for a send that owes nothing, and when they
     are forgotten."""
@@ -80,7 +88,7 @@ class DecodePeer:
         workers = {info.worker_id: from_info(info) for info in message.workers}
         siblings = [from_info(info) for info in message.siblings]
         self.workers, self.siblings = workers, siblings
-        for key in [k for k, e in self.ended.items() if isinstance(e[0], LayoutMismatchError)]:
+        for key in [k for k, e in self.ended.items() if isinstance(e.error, LayoutMismatchError)]:
             del self.ended[key]  # a verdict lasts until one side attaches anew
         self.revision, self.lane = message.revision, message.lane
         self.lane_address = message.lane_address
@@ -155,16 +163,30 @@ class DecodePeer:
         self.waiting.add(receive)
         self.ended.pop((receive.source_worker, receive.room), None)
 
-    def keep_error(self, worker: int, room: int, error: PdxferError, now: float) -> None:
+    def keep_error(self, worker: int, room: int, error: PdxferError) -> None:
         """A receive ended whose send has not come: that send, when it comes, ends with it."""
         if len(self.ended) < limits.UNMATCHED_PER_SESSION_MAX:
-            self.ended[worker, room] = (error, now + limits.UNMATCHED_DEADLINE_S)
+            self.ended[worker, room] = EndedReceive(error)
 
-    def abort_waiting(self, generation: int, error: PdxferError, now: float) -> None:
+    def abort_waiting(self, generation: int, error: PdxferError) -> None:
         """End the unmatched receives of a generation."""
         for worker, room in self.waiting.keys(generation):
-            self.keep_error(worker, room, error, now)
+            self.keep_error(worker, room, error)
         self.waiting.drop(generation)
+
+    def is_dead(self, generation: int) -> bool:
+        """Whether no send may join a generation any more: its pages may be decode's again.
+
+        One that has committed may still be joined, by a send that owes it nothing.
+        """
+        ended = generation <= self.mark or generation in self.tombstones
+        return ended and generation not in self.committed
+
+    def _drop_dead(self, generation: int) -> None:
+        if self.is_dead(generation):
+            for worker, room in self.waiting.keys(generation):
+                self.keep_error(worker, room, failed_elsewhere(room))
+            self.waiting.drop(generation)
 
     def commit_waiting(self, generation: int, forget_at: float) -> None:
         """Decode has committed without a send that owes it nothing; the send may still come."""
@@ -173,15 +195,20 @@ class DecodePeer:
 
     def forget_unclaimed(self, now: float) -> None:
         """Drop what no send has come for in time."""
-        self.ended = {key: kept for key, kept in self.ended.items() if kept[1] > now}
+        for key, kept in list(self.ended.items()):
+            if kept.forget_at is None:
+                kept.forget_at = now + limits.UNMATCHED_DEADLINE_S
+            elif now >= kept.forget_at:
+                del self.ended[key]
         for generation in [g for g, forget_at in self.committed.items() if forget_at <= now]:
             del self.committed[generation]
             self.waiting.drop(generation)
 
     def bury(self, generation: int) -> None:
-        """Remember a dead generation above the mark, so that nothing of it is matched again."""
+        """A generation is dead: what waits of it is dropped, and nothing of it is matched again."""
         if generation > self.mark:
             self.tombstones.add(generation)
+        self._drop_dead(generation)
 
     def check_tombstones(self, generation: int) -> None:
         """Take no generation not heard of before while too many are remembered.
@@ -201,11 +228,13 @@ class DecodePeer:
             )
 
     def advance_mark(self, oldest_live_generation: int) -> None:
-        """Decode says that no smaller generation is alive."""
+        """Decode says that no smaller generation is alive: what waits of those is dropped."""
         if oldest_live_generation - 1 <= self.mark:
             return
         self.mark = oldest_live_generation - 1
         self.tombstones = {g for g in self.tombstones if g > self.mark}
+        for generation in self.waiting.generations:
+            self._drop_dead(generation)
 
     def forget(self, generation: int, key: tuple[int, int]) -> None:
         """A send of this generation is final."""
@@ -215,3 +244,10 @@ class DecodePeer:
         else:
             self.legs.pop(generation, None)
             self.bury(generation)
+
+
+def failed_elsewhere(room: int) -> TransferError:
+    """One transfer fails as a whole."""
+    return TransferError(
+        f"room {room}: its transfer has failed at another prefill worker", retryable=True
+    )

@@ -26,6 +26,11 @@ class Waiting:
     def __contains__(self, generation: int) -> bool:
         return generation in self._keys
 
+    @property
+    def generations(self) -> list[int]:
+        """That receives wait of."""
+        return list(self._keys)
+
     def keys(self, generation: int) -> set[SendKey]:
         """The sends that receives of this generation wait for."""
         return self._keys.get(generation, set())

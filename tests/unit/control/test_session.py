@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from pdxfer.control.session import Belonging, Session, stale_answer
@@ -19,6 +20,7 @@ from pdxfer.limits import (
 )
 from pdxfer.wire.codec import decode
 from pdxfer.wire.messages import (
+    Abort,
     Committed,
     Envelope,
     Heartbeat,
@@ -67,6 +69,29 @@ def test_numbers_start_at_one_and_carry_the_acknowledgement():
     decode_side.receive(reply, 0.0)
     assert decode_side.unacked == 0
     assert prefill_side.unacked == 1
+
+
+def test_a_heartbeat_ahead_of_numbered_messages_says_only_that_its_sender_lives():
+    decode_side, prefill_side = pair()
+    frames = [decode_side.wrap(Abort(generation=g), 0.0) for g in (1, 2)]
+    beats = [
+        decode_side.wrap(Heartbeat(oldest_live_generation=3 + n), 1.0 + n / 10) for n in range(3)
+    ]
+    for n, beat in enumerate(beats):
+        assert prefill_side.receive(decode(beat), 5.0 + n) == [Heartbeat()]
+        assert prefill_side.heard_at == 5.0 + n
+    first, second = (decode(frame) for frame in frames)
+    assert prefill_side.receive(first, 9.0) == [first.message]
+    assert prefill_side.receive(second, 9.0) == [
+        second.message,
+        Heartbeat(after=2, oldest_live_generation=3),
+        Heartbeat(after=2, oldest_live_generation=5),
+    ]
+    assert prefill_side.receive(decode(beats[0]), 9.0)[0].oldest_live_generation == 3
+    late = decode(beats[0])
+    message = msgspec.structs.replace(late.message, after=2 + CONTROL_UNACKED_MESSAGES_MAX + 1)
+    with pytest.raises(RemoteProtocolError, match="field after: 4099 when 2 was received"):
+        prefill_side.receive(msgspec.structs.replace(late, message=message), 9.0)
 
 
 def test_hello_and_heartbeat_are_outside_the_numbering():

@@ -9,7 +9,6 @@ from pdxfer.errors import LayoutMismatchError, PeerError, RemoteProtocolError
 from pdxfer.layout import Rank
 from pdxfer.protocol.effects import Post, Tell
 from pdxfer.protocol.state import State
-from pdxfer.wire import codec
 from pdxfer.wire.messages import Abort, Drained, Failed, Heartbeat, Receive
 from tests.support.cluster import Cluster, full
 from tests.support.transfers import (
@@ -256,7 +255,7 @@ def test_a_closed_receive_side_proves_what_had_failed_and_leaves_the_rest():
     receive(cluster, decode)
     receive(cluster, decode, room=8, ids=(9,), slot=1)
     cluster.run()
-    cluster.cut.add((prefill.machine.incarnation, decode.machine.incarnation))
+    cluster.network.cut.add((prefill.machine.incarnation, decode.machine.incarnation))
     decode.machine.abort(0, 0, "enough", cluster.now)
     decode.pump()
     assert decode.shown[0, 0].state is State.FENCING
@@ -281,16 +280,16 @@ def test_a_chunk_is_announced_while_it_moves_and_not_behind_its_commit():
     open_room(cluster, prefill)
     cluster.run()
     send(prefill, ids=(2,), last=False)
-    assert not any(cluster.network.values()), "nothing competes with the bytes"
+    assert not any(cluster.network.frames.values()), "nothing competes with the bytes"
     cluster.pass_time(0.5)
     assert decode.shown[0, 0].state is State.MOVING
     send(prefill, ids=(3,), tokens=2 * PAGE)
     cluster.run()
     assert decode.shown[0, 0].state is State.COMMITTED
     assert prefill.shown[0, 0].state is State.COMMITTED
-    told = len(prefill.shown), cluster.control_bytes
+    told = len(prefill.shown), cluster.network.carried_bytes
     cluster.pass_time(0.5, heartbeats=False)
-    assert told == (len(prefill.shown), cluster.control_bytes)
+    assert told == (len(prefill.shown), cluster.network.carried_bytes)
 
 
 def test_refused_rooms_are_remembered_for_their_sends_and_not_for_ever():
@@ -344,17 +343,15 @@ def test_a_receive_that_comes_behind_the_failure_of_another_rank_ends_its_send(o
     if opened:
         open_room(cluster, prefill, 1)
     life = decode.machine.incarnation
-    cluster.cut.add((life, prefill.machine.incarnation))
+    cluster.network.cut.add((life, prefill.machine.incarnation))
     receive(cluster, decode)
     cluster.run()
-    waiting = cluster.network[life, prefill.machine.incarnation]
     open_room(cluster, prefill, 0)
-    first = codec.decode(waiting.popleft()).message
-    prefill.machine.on_message(life, first, cluster.now)
-    prefill.pump()
+    cluster.network.deliver((life, prefill.machine.incarnation))
+    assert prefill.machine.sendings[0, 7].legs
     prefill.machine.abort(0, 0, "enough")
     prefill.pump()
-    cluster.cut.clear()
+    cluster.network.cut.clear()
     cluster.run()
     if not opened:
         open_room(cluster, prefill, 1)

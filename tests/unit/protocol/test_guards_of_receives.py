@@ -89,7 +89,7 @@ def test_a_receive_side_that_ended_proves_nothing_of_what_fails_later():
     cluster, prefill, decode = pair()
     receive(cluster, decode)
     cluster.run()
-    cluster.cut.add((prefill.machine.incarnation, decode.machine.incarnation))
+    cluster.network.cut.add((prefill.machine.incarnation, decode.machine.incarnation))
     decode.machine.receiver_closed(prefill.machine.incarnation, "revoked")
     decode.pump()
     assert decode.shown[0, 0].state is State.WAITING
@@ -98,7 +98,7 @@ def test_a_receive_side_that_ended_proves_nothing_of_what_fails_later():
     decode.machine.abort(0, 0, "enough", cluster.now)
     decode.pump()
     assert decode.shown[0, 0].state is State.FENCING
-    cluster.cut.clear()
+    cluster.network.cut.clear()
     cluster.run()
     assert decode.shown[0, 0].state is State.FAILED
     assert decode.shown[0, 0].last.fence == "drained"
@@ -108,7 +108,7 @@ def test_what_fails_while_there_is_no_receive_side_is_proven_at_once():
     cluster, prefill, decode = pair()
     receive(cluster, decode)
     cluster.run()
-    cluster.cut.add((prefill.machine.incarnation, decode.machine.incarnation))
+    cluster.network.cut.add((prefill.machine.incarnation, decode.machine.incarnation))
     decode.machine.receiver_closed(prefill.machine.incarnation, "revoked")
     decode.machine.abort(0, 0, "enough", cluster.now)
     decode.pump()
@@ -122,7 +122,7 @@ def test_an_abort_is_told_again_in_a_new_session():
     open_room(cluster, prefill)
     cluster.run()
     ours, theirs = decode.machine.incarnation, prefill.machine.incarnation
-    cluster.lost.add((ours, theirs))
+    cluster.network.lost.add((ours, theirs))
     decode.machine.abort(0, 0, "enough", cluster.now)
     decode.pump()
     decode.machine.peer_lost(theirs, "silent", cluster.now)
@@ -131,7 +131,7 @@ def test_an_abort_is_told_again_in_a_new_session():
     prefill.pump()
     cluster.run()
     assert decode.shown[0, 0].state is State.FENCING
-    cluster.lost.clear()
+    cluster.network.lost.clear()
     cluster.join(decode, prefill)
     cluster.run()
     assert decode.shown[0, 0].state is State.FAILED
@@ -205,11 +205,11 @@ def test_a_worker_that_departs_keeps_its_memory_until_every_sender_is_proven():
     cluster.run()
     ours = decode.machine.incarnation
     for prefill in prefills:
-        cluster.cut.add((prefill.machine.incarnation, ours))
+        cluster.network.cut.add((prefill.machine.incarnation, ours))
     decode.machine.detach(0, "exits", cluster.now)
     decode.pump()
     for prefill in prefills:
         assert decode.freed == []
-        cluster.cut.discard((prefill.machine.incarnation, ours))
+        cluster.network.cut.discard((prefill.machine.incarnation, ours))
         cluster.run()
     assert decode.freed == [0]

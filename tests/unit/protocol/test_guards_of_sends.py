@@ -274,12 +274,12 @@ def test_a_send_is_committed_when_every_receiver_is_and_not_at_the_first():
     open_room(cluster, prefill)
     cluster.run()
     way = (decodes[1].machine.incarnation, prefill.machine.incarnation)
-    cluster.cut.add(way)
+    cluster.network.cut.add(way)
     send(prefill)
     cluster.run()
     assert decodes[0].shown[0, 0].state is State.COMMITTED
     assert prefill.shown[0, 0].state is State.SENT
-    cluster.cut.clear()
+    cluster.network.cut.clear()
     cluster.run()
     assert prefill.shown[0, 0].state is State.COMMITTED
 
@@ -301,7 +301,7 @@ def test_a_lost_lease_ends_a_send_in_every_state_that_waits_for_decode(state):
     receive(cluster, decode)
     open_room(cluster, prefill)
     cluster.run()
-    cluster.cut.add((decode.machine.incarnation, prefill.machine.incarnation))
+    cluster.network.cut.add((decode.machine.incarnation, prefill.machine.incarnation))
     if state is not State.READY:
         send(prefill, last=state is State.SENT)
     if state is State.SENT:

@@ -468,13 +468,13 @@ def test_fifteen_thousand_pages_cost_four_bytes_each():
     big = layout(layers=[0], kv_heads=1, head_dim=2, page_size=1, pages=40_000)
     pair = Pair(0, big, big)
     ids = np.random.default_rng(0).permutation(np.arange(1, 40_000))[:pages]
-    attached = pair.cluster.control_bytes
+    attached = pair.cluster.network.carried_bytes
     pair.receive(ids=ids, tokens=pages)
     pair.open()
     pair.send(ids[::-1].copy(), tokens=pages)
     pair.cluster.run()
     assert pair.at_decode().state is State.COMMITTED
-    assert pair.cluster.control_bytes - attached <= 4 * pages + 4096
+    assert pair.cluster.network.carried_bytes - attached <= 4 * pages + 4096
 
 
 def hybrid_layout(builder):
