@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from pdxfer import limits
-from pdxfer.errors import ConfigError, PdxferError
+from pdxfer.errors import ConfigError
 from pdxfer.layout import KVLayout, Pages, Rank
 from pdxfer.local.board import BoardWriter
 from pdxfer.local.messages import AttachWorker, Outcome, Refused, WorkerStatus
@@ -94,7 +94,7 @@ class WorkerPort:
                     for part in self.ranges
                 ),
             )
-        except PdxferError:
+        except BaseException:
             self.release_memory()
             raise
         return self.worker

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from pdxfer.client.line import Line, from_wire_refused, not_accepting, not_connected
-from pdxfer.errors import DaemonUnavailableError, LocalProtocolError, PdxferError, ProtocolError
+from pdxfer.errors import DaemonUnavailableError, LocalProtocolError, PdxferError
 from pdxfer.local.connection import encode
 from pdxfer.local.messages import FromAgent, LocalMessage, Refused
 
@@ -186,7 +186,7 @@ class AsyncChannel(Line):
     def _on_readable(self) -> None:
         try:
             self._read()
-        except (EOFError, OSError, ProtocolError) as error:
+        except (EOFError, OSError, PdxferError) as error:
             self._fail(self._failure_of(error))
         except Exception as error:
             # A bug of ours. Nobody must wait for what was not read; the loop reports the error.

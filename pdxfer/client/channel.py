@@ -20,7 +20,7 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from pdxfer.client.line import Line, from_wire_refused, not_accepting, not_connected
-from pdxfer.errors import DaemonUnavailableError, PdxferError, ProtocolError
+from pdxfer.errors import DaemonUnavailableError, PdxferError
 from pdxfer.local.connection import encode
 from pdxfer.local.messages import FromAgent, LocalMessage, Refused
 
@@ -151,7 +151,7 @@ class Channel(Line):
         try:
             if self._poll(timeout_s):
                 self._read()
-        except (EOFError, OSError, ProtocolError) as error:
+        except (EOFError, OSError, PdxferError) as error:
             self._fail(self._failure_of(error))
         finally:
             with self._changed:

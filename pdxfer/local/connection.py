@@ -22,6 +22,7 @@ import msgspec
 
 from pdxfer import limits
 from pdxfer.errors import RemoteProtocolError, ResourceError
+from pdxfer.local.descriptors import shortage
 from pdxfer.local.messages import LocalMessage
 
 HEADER: Final = struct.Struct("<II")
@@ -62,7 +63,7 @@ class Inbox(Generic[M]):
         """One read; False when nothing is there now.
 
         Raises: EOFError at the end of the stream; OSError; RemoteProtocolError when descriptors
-            were lost.
+            were lost; ResourceError when they were because none are free here.
         """
         try:
             data, ancillary, flags, _ = sock.recvmsg(
@@ -70,15 +71,16 @@ class Inbox(Generic[M]):
             )
         except BlockingIOError:
             return False
+        came = len(self._fds)
         for level, kind, payload in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds = array.array("i")
                 fds.frombytes(payload[: len(payload) - len(payload) % _DESCRIPTOR_BYTES])
                 self._fds.extend(fds)
         if flags & socket.MSG_CTRUNC:
-            raise RemoteProtocolError(
-                f"more than {limits.LOCAL_FDS_MAX} descriptors came at once, or none are free here"
-            )
+            if len(self._fds) - came < limits.LOCAL_FDS_MAX:
+                raise shortage("this process")
+            raise RemoteProtocolError(f"more than {limits.LOCAL_FDS_MAX} descriptors came at once")
         if not data:
             raise EOFError
         self._data += data

@@ -8,7 +8,6 @@ fails to read, ends at most that worker's connection.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import os
@@ -18,9 +17,10 @@ from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 from pdxfer import limits
-from pdxfer.errors import ConfigError, PdxferError, RemoteProtocolError
+from pdxfer.errors import ConfigError, PdxferError, RemoteProtocolError, ResourceError
 from pdxfer.local.binding import bind
 from pdxfer.local.connection import Inbox, Outbox, encode
+from pdxfer.local.descriptors import Reserve, is_shortage, shortage
 from pdxfer.local.messages import FromAgent, FromWorker, Refused
 
 _LOG = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class Connection:
         """Up to `reads` reads, and all messages in them."""
         try:
             for _ in range(reads):
-                if self.closed or not self._inbox.receive(self._sock):
+                if not self._receive():
                     return
                 self._dispatch()
         except EOFError:
@@ -135,12 +135,23 @@ class Connection:
         except RemoteProtocolError as error:
             self._refuse(error)
 
+    def _receive(self) -> bool:
+        """One read; False when nothing is there now, or nothing more is wanted."""
+        try:
+            return not self.closed and self._inbox.receive(self._sock)
+        except ResourceError:
+            self._refuse(shortage("the agent"))
+            return False
+
     def _dispatch(self) -> None:
         while not self.closed and (got := self._inbox.next()) is not None:
             message, fds = got
             try:
                 self._server.handler.on_message(self, message, fds)
             except BaseException as error:
+                if is_shortage(error):
+                    self._refuse(shortage("the agent"))
+                    return
                 # A bug in the handler: this worker's requests cannot be trusted to be in order any
                 # more. The loop reports the error; the other workers go on.
                 self.close(f"internal error: {error!r}")
@@ -191,6 +202,7 @@ class LocalServer:
         self.connections: set[Connection] = set()
         self._listener: socket.socket | None = None
         self._inode = (0, 0)
+        self._reserve = Reserve()
 
     async def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Bind and listen; a file left by an agent that died is replaced.
@@ -200,6 +212,7 @@ class LocalServer:
         """
         self.loop = loop or asyncio.get_running_loop()
         self._listener = listener = bind(self.path, private=self.allowed_uids <= {0, os.geteuid()})
+        self._reserve.restore()
         status = os.stat(self.path)
         self._inode = (status.st_dev, status.st_ino)
         self.loop.add_reader(listener.fileno(), self._on_acceptable)
@@ -211,6 +224,7 @@ class LocalServer:
         self.loop.remove_reader(self._listener.fileno())
         self._listener.close()
         self._listener = None
+        self._reserve.close()
         for connection in list(self.connections):
             connection.close("the agent is closing")
         try:
@@ -233,9 +247,26 @@ class LocalServer:
             except BlockingIOError:
                 return
             except OSError as error:
+                if is_shortage(error) and self._refuse_one():
+                    continue
                 self._pause_accepting(error)
                 return
             self._admit(sock)
+
+    def _refuse_one(self) -> bool:
+        """Out of descriptors: tell a waiting worker so, with the one kept back; whether it was."""
+        assert self._listener is not None
+        self._reserve.restore()
+        try:
+            sock = self._reserve.accept(self._listener)
+        except OSError:
+            sock = None
+        if sock is not None:
+            with sock:
+                sock.setblocking(False)
+                self._tell_refused(sock, shortage("the agent"))
+        self._reserve.restore()
+        return sock is not None
 
     def _pause_accepting(self, error: OSError) -> None:
         """Without descriptors the listener stays readable: look again later, do not spin."""
@@ -255,39 +286,59 @@ class LocalServer:
         pid, uid, _ = _CREDENTIALS.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
-        refusal = self._refusal(uid)
-        if refusal:
-            _LOG.warning("worker_refused", extra={"pid": pid, "uid": uid, "reason": refusal})
-            outbox = Outbox()
-            outbox.append(encode(Refused(**ConfigError(refusal).to_wire())))
+        error = self._refusal(uid)
+        if error is None:
             try:
-                outbox.flush(sock)
-            except OSError:
-                _LOG.debug("refused_worker_gone", extra={"pid": pid})
-            sock.close()
+                connection = Connection(self, sock, pid, uid)
+            except OSError as failed:
+                if not is_shortage(failed):
+                    raise
+                error = shortage("the agent")
+        if error is not None:
+            with sock:
+                self._tell_refused(sock, error, pid=pid, uid=uid)
             return
-        connection = Connection(self, sock, pid, uid)
         self.connections.add(connection)
         connection.open()
         self.handler.on_connected(connection)
 
-    def _refusal(self, uid: int) -> str:
+    def _refusal(self, uid: int) -> PdxferError | None:
         if uid not in self.allowed_uids:
-            return (
+            return ConfigError(
                 f"user {uid} may not attach to this agent; allowed_uids={sorted(self.allowed_uids)}"
             )
         if len(self.connections) >= limits.WORKERS_PER_AGENT_MAX:
-            return f"this agent has {limits.WORKERS_PER_AGENT_MAX} workers already, its limit"
-        return ""
+            return ResourceError(
+                f"this agent has {limits.WORKERS_PER_AGENT_MAX} workers already, its limit",
+                retryable=True,
+            )
+        return None
+
+    def _tell_refused(self, sock: socket.socket, error: PdxferError, **who: int) -> None:
+        """Say why a connection is not taken, as far as the socket takes it."""
+        _LOG.warning("worker_refused", extra={**who, "reason": str(error)})
+        outbox = Outbox()
+        outbox.append(encode(Refused(**error.to_wire())))
+        try:
+            outbox.flush(sock)
+        except OSError:
+            _LOG.debug("refused_worker_gone", extra=who)
+        finally:
+            outbox.close()
 
 
 def _open_pidfd(sock: socket.socket, pid: int) -> int:
     """Of the connected process; from the socket where the kernel can, so that no pid is reused."""
     try:
         fd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError:
-        with contextlib.suppress(OSError):
+    except OSError as error:
+        if is_shortage(error):
+            raise
+        try:
             return os.pidfd_open(pid)
+        except OSError as failed:
+            if is_shortage(failed):
+                raise
         # Dead already, or of another pid namespace: the end of the stream will tell.
         return -1
     os.set_inheritable(fd, False)

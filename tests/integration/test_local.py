@@ -2,8 +2,10 @@
 
 import array
 import asyncio
+import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -405,6 +407,67 @@ def test_killed_worker_is_noticed(serve, how):
     serve(body)
 
 
+@contextlib.contextmanager
+def descriptors_left(count):
+    """This process has `count` descriptors left, at any limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(count):
+            os.close(taken.pop())
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("left", range(6))
+def test_an_agent_out_of_descriptors_says_so_and_serves_again_once_it_has_some(serve, left):
+    """Whatever the shortage meets: accepting, the pidfd, what a message brings, what it needs."""
+
+    async def body(server, recorder, worker):
+        def on(conn, message, fds):
+            board = []
+            try:
+                board.extend(os.dup(fd) for fd in fds * 2)
+                conn.send(Attached(request=message.request, worker_id=7), board)
+            finally:
+                for fd in board:
+                    os.close(fd)
+
+        recorder.on = on
+        gone = RawWorker.__new__(RawWorker)
+        gone.sock, gone.inbox = socket.socket(socket.AF_UNIX), Inbox(FromAgent)
+        outbox = Outbox()
+        reader, writer = os.pipe()
+        outbox.append(encode(HELLO, 1), [reader])
+        gone.sock.connect(server.path)
+        gone.sock.setblocking(False)
+        assert outbox.flush(gone.sock)
+        with descriptors_left(left):
+            message, fds = await gone.receive()
+        for fd in [*fds, reader, writer]:
+            os.close(fd)
+        gone.close()
+        assert isinstance(message, Refused)
+        assert (message.request, message.code, message.retryable) == (0, "resource", True)
+        assert "the agent has no file descriptor left" in message.text
+        assert bool(recorder.connections) == (left >= 2)  # never without its pidfd
+        while not recorder.events.empty():
+            recorder.events.get_nowait()
+
+        again = worker()
+        again.send(HELLO)
+        assert (await again.receive())[0] == Attached(request=1, worker_id=7)
+
+    serve(body)
+
+
 def test_no_descriptors_left_to_accept_with(serve, monkeypatch, caplog):
     """The server neither spins nor dies when the process is out of descriptors."""
     failures = []
@@ -414,7 +477,7 @@ def test_no_descriptors_left_to_accept_with(serve, monkeypatch, caplog):
 
         class Starved:
             def accept(self):
-                if len(failures) < 2:
+                if len(failures) < 4:  # twice, each time also with the descriptor that is kept back
                     failures.append(1)
                     raise OSError(24, "Too many open files")
                 return real.accept()
@@ -425,7 +488,7 @@ def test_no_descriptors_left_to_accept_with(serve, monkeypatch, caplog):
         server._listener = Starved()
         worker().send(HELLO)
         await recorder.next("connected")
-        assert len(failures) == 2
+        assert len(failures) == 4
 
     with caplog.at_level(logging.ERROR):
         serve(body)
