@@ -13,29 +13,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ByteMap:
-    """What a `KVLayout` consists of, not checked."""
+    """The fields of a `KVLayout`, which checks them; here they are not checked."""
 
     groups: tuple[Group, ...]
     planes: tuple[Plane, ...]
     regions: tuple[RegionSpec, ...]
     dtype: str
-    """Of the first group's planes; each plane also has its own."""
+    """Name of the element type of the first group's planes; each plane also has its own."""
     model: str = ""
-    """`name@revision`; empty: not compared."""
+    """The model as `name@revision`, compared where both sides give one; empty: not compared."""
     unified_memory: bool = False
-    """Pages are envelopes: all planes of one page lie together in one region; where layouts were
-    joined or combined, those of each in a region of its own."""
+    """True where pages are envelopes: all planes of one page lie together in one region.
+
+    Where layouts were joined or combined, the planes of each lie together in a region of its own.
+    """
     relayout: str = "allow"
-    """Default of this pool: `allow` any layout of the same model, or `never`."""
+    """What the pool allows unless its client says otherwise: `allow` that pages are converted to or
+    from any layout of the same model, or `never`, so that they move whole or not at all."""
 
     @cached_property
     def group_by_name(self) -> dict[str, Group]:
-        """Groups by name, in order."""
+        """The groups by their names, in the order of the layout."""
         return {group.name: group for group in self.groups}
 
     @cached_property
     def planes_by_key(self) -> dict[tuple[str, str, int], tuple[Plane, ...]]:
-        """Planes of each (group, part, layer), by first head."""
+        """The planes of each (group, part, layer), ordered by their first head."""
         found: dict[tuple[str, str, int], list[Plane]] = {}
         for plane in self.planes:
             found.setdefault(plane.key, []).append(plane)

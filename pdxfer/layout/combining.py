@@ -1,4 +1,4 @@
-"""One layout of several groups."""
+"""Layouts of several groups, made out of layouts of one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 
 def combine(*layouts: KVLayout, one_region: bool = False) -> KVLayout:
-    """One layout that holds the groups of all, in order.
+    """One layout that holds the groups of several, in the order given.
 
-    Args:    layouts: of distinct groups, each of its own memory. one_region: they share one buffer
-             (every layout has one region, of the same length, and starts at its byte 0); each
-             group's live pages must then lie apart, which its allocator sees to.
-    Returns: its regions are theirs in order; `unified_memory` where all are; `relayout` is `never`
-             where one says so; the model is the one given.
+    Args:    layouts: layouts whose groups have distinct names. one_region: whether all of them
+             share one buffer instead of having memory of their own; every layout then has one
+             region, of the same length, which starts at byte 0 of the buffer, and the allocator of
+             the groups sees to it that their live pages lie apart.
+    Returns: a layout with the regions of all in order (or the one shared); its `unified_memory` is
+             true where it is in all of them, its `relayout` is `never` where one of them says so,
+             its model is the one that any of them names.
     Raises:  ConfigError: no layout, a group twice, two models, regions that cannot be shared.
     """
     if not layouts:

@@ -21,29 +21,30 @@ if TYPE_CHECKING:
 
 _ALIKE: Final = "Whole pages move between two sides that are alike in it."
 _IN_THE_TEXT: Final = ("regions", "item_lens", "attention_tp")
-"""What a documented text names with both values itself."""
+"""Fields that a documented text names itself, with both values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a pair, as it is compared."""
+    """What is compared of one side of a pair: its layout, and what it asks for."""
 
     layout: KVLayout
     attention_tp: int
     relayout: str
-    """`allow` or `never`."""
+    """`allow` or `never`: whether pages may be converted between two layouts."""
     ignore_parts: tuple[str, ...] = ()
     all_layers: bool = True
-    """False for a pipeline stage: it may lack layers and parts that other stages have."""
+    """False for a pipeline stage, which may lack layers and parts that other stages have."""
 
 
 def check_pair(source: Side, destination: Side) -> None:
-    """Refuses a pair of workers whose bytes cannot be transferred.
+    """Refuse a pair of workers whose bytes cannot be transferred.
 
     Args:    source: the prefill side. destination: the decode side.
-    Raises:  LayoutMismatchError: `fields` maps each differing field to `prefill=..., decode=...`;
-             the text names field, both values and the remedy. No byte has moved.
-    Threads: any. Pure: both sides come to the same text.
+    Raises:  LayoutMismatchError: the two differ; its `fields` map each differing field to
+             `prefill=..., decode=...`, its text names the field, both values and the remedy.
+             ConfigError: a `relayout` that is neither `allow` nor `never`.
+    Threads: any thread may call it. It is pure: both sides come to the same text.
     """
     for side in (source, destination):
         if side.relayout not in RELAYOUT:
@@ -74,7 +75,7 @@ def _refusal(found: tuple[Difference, ...], *sentences: str) -> LayoutMismatchEr
 
 
 def _remedy(source: Side, destination: Side) -> str:
-    """What helps a strict pair whose bytes mean the same; empty where no side says `never`."""
+    """What helps a strict pair whose bytes mean the same; empty where neither side says `never`."""
     said = (("prefill", source.relayout), ("decode", destination.relayout))
     sides = [name for name, relayout in said if relayout == "never"]
     if not sides:
@@ -90,7 +91,7 @@ def _remedy(source: Side, destination: Side) -> str:
 def _check_envelopes(
     source: Side, destination: Side, found: tuple[Difference, ...], remedy: str
 ) -> None:
-    """The documented refusals of whole envelopes, to the letter, then what differs."""
+    """Refuse unlike envelopes with the documented text, to the letter, and with what differs."""
     prefill, decode = source.layout, destination.layout
     if source.attention_tp != destination.attention_tp:
         tp = _difference("attention_tp", source.attention_tp, destination.attention_tp)
@@ -137,7 +138,7 @@ def _check_envelopes(
 
 
 def _named(differences: Iterable[Difference]) -> list[str]:
-    """Fields that a documented text does not name, with both values."""
+    """Sentences on the fields that a documented text does not name, with both values."""
     return [f"{d.field}: {d.values}." for d in differences if d.field not in _IN_THE_TEXT]
 
 
@@ -153,7 +154,7 @@ def _same_envelopes(prefill: KVLayout, decode: KVLayout) -> bool:
 
 
 def _strict_differences(source: Side, destination: Side) -> tuple[Difference, ...]:
-    """What a strict pair needs equal besides the meaning."""
+    """Differences in what must be equal where pages move whole, besides what cells mean."""
     prefill, decode = source.layout, destination.layout
     flag = _difference("unified_memory", prefill.unified_memory, decode.unified_memory)
     tp = _difference("attention_tp", source.attention_tp, destination.attention_tp)
@@ -225,7 +226,7 @@ def _share_heads(planes: tuple[Plane, ...], others: tuple[Plane, ...]) -> bool:
 
 
 def _places(planes: tuple[Plane, ...], pages: int) -> str:
-    """Where the cells of a page are, as words. A base behind other tensors is left out."""
+    """Where the cells of a page are, in words; a base behind other tensors is left out."""
     words = []
     for plane in planes:
         at = plane.places(pages)

@@ -33,7 +33,7 @@ class Difference:
     decode: str
     remedy: str = _SAME_MODEL
     documented: str = ""
-    """The documented text, with a place for each value; empty: the plain one."""
+    """The documented text with a place for each value; empty where the plain text is used."""
 
     @property
     def values(self) -> str:
@@ -59,9 +59,12 @@ def differences_of(
     source_all_layers: bool,
     destination_all_layers: bool,
 ) -> tuple[Difference, ...]:
-    """Every difference in meaning; empty where any layout may become the other.
+    """Every difference in what the cells of two layouts mean; empty where there is none.
 
-    Args:    ignored: parts that are not compared. *_all_layers: false for a pipeline stage, which
+    Two layouts without a difference can be converted into each other, wherever their cells lie.
+
+    Args:    prefill, decode: the layouts of the two sides. ignored: names of parts that are not
+             compared. source_all_layers, destination_all_layers: False for a pipeline stage, which
              may lack what other stages of its instance have.
     """
     found: list[Difference] = []
@@ -87,18 +90,18 @@ def differences_of(
 
 
 def shared_keys(prefill: KVLayout, decode: KVLayout) -> set[tuple[str, str, int]]:
-    """(group, part, layer) that both hold."""
+    """Each (group, part, layer) that both layouts hold."""
     return prefill.planes_by_key.keys() & decode.planes_by_key.keys()
 
 
 def parts_of(layout: KVLayout) -> str:
-    """Groups and parts of a layout, for a text."""
+    """The groups and parts of a layout, for a text."""
     return _joined({f"{group}/{part}" for group, part, _ in layout.planes_by_key})
 
 
 @dataclass(frozen=True, slots=True)
 class _Lacks:
-    """Which side may not lack what the other has."""
+    """Which side must have all that the other has."""
 
     prefill_whole: bool
     decode_whole: bool
@@ -111,7 +114,7 @@ class _Lacks:
 def _dtype_differences(
     prefill: KVLayout, decode: KVLayout, ignored: Collection[str]
 ) -> list[Difference]:
-    """One where all shared planes differ alike, else one a part."""
+    """One difference where the dtypes of all shared planes differ alike, else one for each part."""
     pairs: dict[str, tuple[str, str]] = {}
     for key in sorted(shared_keys(prefill, decode)):
         if key[1] not in ignored:
@@ -146,7 +149,10 @@ def _part_differences(
     lacks: _Lacks,
     named_in_vain: Collection[str],
 ) -> list[Difference]:
-    """Args: named_in_vain: ignored parts that neither side has."""
+    """The difference between the parts of two sides.
+
+    Args:    named_in_vain: ignored parts that neither side has.
+    """
     if not lacks.differ(mine.keys(), theirs.keys()):
         return []
     remedy = f"{_SAME_MODEL} A part that only one side has must be named in ignore_parts"
@@ -183,7 +189,7 @@ def _layer_differences(
 
 
 def layer_words(layers: Iterable[int]) -> str:
-    """Layers as ranges: `0-15, 20 (17 layers)`."""
+    """Layers in words, as ranges and their number: `0-15, 20 (17 layers)`."""
     ordered = sorted(layers)
     words: list[str] = []
     first = last = ordered[0]
@@ -200,7 +206,7 @@ def layer_words(layers: Iterable[int]) -> str:
 def _cell_differences(
     prefill: KVLayout, decode: KVLayout, ignored: Collection[str]
 ) -> list[Difference]:
-    """What cells of the same part and layer mean; each field once, at its first layer."""
+    """Differences between cells of the same part and layer, each field once, at its first layer."""
     found: dict[str, Difference] = {}
     for name in prefill.group_by_name.keys() & decode.group_by_name.keys():
         one, other = prefill.group_by_name[name].kind, decode.group_by_name[name].kind

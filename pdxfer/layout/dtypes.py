@@ -15,13 +15,14 @@ ITEM_BYTES: Final[dict[str, int]] = {
     "float8_e5m2": 1,
     "uint8": 1,
 }
-"""Bytes of one stored element."""
+"""Bytes of one stored element, by the name of its type."""
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one element of `dtype`.
+    """Bytes of one element of a type.
 
-    Raises:  ConfigError: the name is not known.
+    Args:    dtype: the name of the type, such as `bfloat16`.
+    Raises:  ConfigError: the name is not known; the text lists those that are.
     """
     size = ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
     if size is None:

@@ -11,14 +11,14 @@ STATE: Final = "state"
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One index space of page ids."""
+    """One index space of page ids: a token group, or a group of request states."""
 
     name: str
     page_size: int
-    """Tokens of one page; 1 for a state group, whose ids are request slots."""
+    """Tokens of one page; 1 for a state group, whose ids are slots of requests."""
     pages: int
-    """Pages of the pool, the reserved ones included."""
+    """Number of pages of the pool, the reserved ones included."""
     reserved_pages: int = 1
-    """Ids below it never travel; valid are `reserved_pages <= id < pages`."""
+    """Page ids below this number never travel; valid ids are `reserved_pages <= id < pages`."""
     kind: str = TOKEN
-    """`token`: pages hold tokens. `state`: ids pair by position and move whole."""
+    """`token` where pages hold tokens; `state` where ids pair by position and move whole."""

@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 ORDER_VERSION: Final = 1
-"""Version of the canonical order of bytes; part of fingerprints and digests."""
+"""Version of the canonical order of bytes; it is part of every fingerprint and digest."""
 
 
 @dataclass(frozen=True)
 class KVLayout(ByteMap):
     """Where every cell of a pool is.
 
-    Immutable; checked when made: every cell inside its region, no cell of a plane on another,
-    head ranges of one (group, part, layer) disjoint.
+    It cannot be changed. When it is made it is checked that every cell lies inside of its region,
+    that no two cells of a plane share a byte, and that the head ranges of one (group, part, layer)
+    are disjoint.
 
-    Raises:  ConfigError: a value that breaks these rules, naming it.
-    Threads: any.
+    Raises:  ConfigError: a value that breaks these rules; the text names it.
+    Threads: any thread may use it.
     """
 
     def __post_init__(self) -> None:
@@ -37,12 +38,12 @@ class KVLayout(ByteMap):
 
     @property
     def item_lens(self) -> tuple[int, ...]:
-        """Bytes of one page in each region."""
+        """Bytes of one page in each region, in the order of the regions."""
         return tuple(region.item_len for region in self.regions)
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """Global layers that are here, ascending."""
+        """The global layers that are here, in ascending order."""
         return tuple(sorted({plane.layer for plane in self.planes}))
 
     def locate(
@@ -54,11 +55,14 @@ class KVLayout(ByteMap):
         group: str | None = None,
         row: int = 0,
     ) -> tuple[int, int]:
-        """Where one cell is: (region index, offset in bytes).
+        """Where one cell is.
 
-        Args:    slot: `page * page_size + row` of the group. head: global head. group: may be left
-                 out where there is one. row: only for planes whose rows are not tokens.
-        Raises:  ConfigError: no such plane, slot, head or row here.
+        Args:    part: name of the part, such as `k`. layer: number of the layer in the model. slot:
+                 `page * page_size + row` of the group; the id of a slot in a state group. head:
+                 number of the head in the model. group: name of the group, which may be left out
+                 where there is only one. row: the row of a plane whose rows are not tokens.
+        Returns: the index of the region, and the offset in bytes from its start.
+        Raises:  ConfigError: there is no such plane, slot, head or row here.
         """
         name = group if group is not None else self.groups[0].name
         if group is None and len(self.groups) != 1:
@@ -80,14 +84,14 @@ class KVLayout(ByteMap):
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """32 bytes over planes, groups, dtype, tile names and the order version.
+        """32 bytes that are equal where planes, groups, dtype, tile names and order version are.
 
-        Page counts, addresses and the model do not enter.
+        Page counts, addresses and the model do not change it.
         """
         return self.fingerprint_without(())
 
     def fingerprint_without(self, ignore_parts: Collection[str]) -> bytes:
-        """The fingerprint of the planes whose part is not ignored."""
+        """The fingerprint of the planes whose parts are not among those to be ignored."""
         groups = [(g.name, g.kind, g.page_size) for g in self.groups]
         planes = []
         for plane in self.planes:
@@ -110,29 +114,29 @@ class KVLayout(ByteMap):
 
     @cached_property
     def map_digest(self) -> bytes:
-        """32 bytes over all that decides where bytes are: page counts and bases too, no model."""
+        """32 bytes that are equal where every byte lies in the same place, whatever the model."""
         wire = self.to_wire()
         return hashlib.sha256(
             canonical([wire[name] for name in ("groups", "planes", "regions", "dtype")])
         ).digest()
 
     def to_wire(self) -> dict[str, object]:
-        """This layout as plain values; `from_wire` is the inverse."""
+        """This layout as maps, lists, strings, ints and booleans; `from_wire` is the inverse."""
         return layout_wire.to_wire(self)
 
     @staticmethod
     def from_wire(obj: object) -> KVLayout:
-        """A layout that a peer sent.
+        """The layout that a peer sent as plain values.
 
-        Raises:  RemoteProtocolError: a missing field, a wrong type, a limit passed or a value that
-                 no layout may have, naming the field.
+        Raises:  RemoteProtocolError: a field that is missing or has another type, more entries than
+                 a limit allows, or a value that no layout may have; the text names the field.
         """
         parsed = layout_wire.parse(obj)
         with layout_wire.as_remote_error():
             return KVLayout(**parsed)
 
     def with_model(self, model: str) -> KVLayout:
-        """The same layout for another model name."""
+        """A copy of this layout that names another model, as `name@revision`."""
         return dataclasses.replace(self, model=model)
 
 

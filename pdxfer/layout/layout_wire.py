@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 
 class LayoutFields(TypedDict):
-    """The arguments of a `KVLayout`."""
+    """The arguments that a `KVLayout` is made from."""
 
     groups: tuple[Group, ...]
     planes: tuple[Plane, ...]
@@ -39,7 +39,7 @@ class LayoutFields(TypedDict):
 
 
 def to_wire(layout: ByteMap) -> dict[str, object]:
-    """`layout` as plain values."""
+    """A layout as maps, lists, strings, ints and booleans."""
     index = {group.name: number for number, group in enumerate(layout.groups)}
     return {
         "groups": [records.as_map(group) for group in layout.groups],
@@ -54,7 +54,7 @@ def to_wire(layout: ByteMap) -> dict[str, object]:
 
 
 def parse(obj: object) -> LayoutFields:
-    """The typed fields of a layout that came from a peer; values are not judged yet.
+    """The fields of a layout that came from a peer: their types are checked, their values not.
 
     Raises:  RemoteProtocolError: a missing field, a wrong type, or more than a limit allows.
     """
@@ -83,7 +83,7 @@ def parse(obj: object) -> LayoutFields:
 
 @contextmanager
 def as_remote_error() -> Iterator[None]:
-    """What is a wrong argument here is a protocol error when a peer sent it."""
+    """Raise wrong arguments inside of this context as protocol errors, since a peer sent them."""
     try:
         yield
     except ConfigError as error:

@@ -22,7 +22,7 @@ def compile_plan(
     groups: dict[str, PlannedGroup],
     pairs: list[PlanePair],
 ) -> _core.Plan:
-    """The pairs as a native plan.
+    """The native plan of pairs of planes.
 
     Raises:  ConfigError: a plane that leaves its region, a sum that leaves 64 bits.
     """
@@ -51,7 +51,7 @@ def compile_plan(
 
 @contextmanager
 def native_errors() -> Iterator[None]:
-    """Errors of the native core as ours."""
+    """Raise errors of the native core inside of this context as errors of this package."""
     try:
         yield
     except _core.LimitError as error:

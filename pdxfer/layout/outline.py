@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outline:
-    """What each run of a request needs to be computed alone; made by `Plan.outline`.
+    """What is needed to compute each run of a request on its own; `Plan.outline` makes it.
 
     Row r lies in the last span whose first row is not beyond r; its page is
     `(r - first_row) // entries` of that span, its entry `(r - first_row) % entries`, its offset on
@@ -32,6 +32,6 @@ class Outline:
     source_ids: NDArray[np.int64]
     destination_ids: NDArray[np.int64]
     rows: int
-    """Runs."""
+    """Number of runs."""
     length_bytes: int
-    """Of all runs: of a staging buffer that holds them all."""
+    """Bytes of all runs together, which a staging buffer must hold."""

@@ -24,7 +24,7 @@ _NAMED_MAX = 4
 
 @dataclass(frozen=True, slots=True, order=True)
 class OwnedCells:
-    """Heads `[head_first, head_end)` of one (group, part, layer): all pages and rows."""
+    """The cells of heads `[head_first, head_end)` of one (group, part, layer), in all pages."""
 
     group: str
     part: str
@@ -35,7 +35,7 @@ class OwnedCells:
 
 @dataclass(frozen=True, slots=True)
 class PageShare:
-    """Share number `part` of `parts` of a request's pages; the whole where `parts` is 1.
+    """Share number `part` of `parts` of a request's pages; all of them where `parts` is 1.
 
     Pages are the source's, counted from token 0 of the request. Shares are balanced: the first
     `pages % parts` have one page more. They need the request's tokens only, not decode's prefix, so
@@ -50,7 +50,7 @@ class PageShare:
             raise ConfigError(f"share {self.part} of {self.parts}: 0 <= part < parts must hold")
 
     def pages(self, count: int) -> tuple[int, int]:
-        """`[first, end)` of `count` pages."""
+        """The pages `[first, end)` of a request of `count` pages that are this share."""
         each, more = divmod(count, self.parts)
         first = self.part * each + min(self.part, more)
         return first, first + each + (self.part < more)
@@ -58,11 +58,11 @@ class PageShare:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """What one source worker owes one destination worker; may be nothing."""
+    """What one source worker owes one destination worker; it may be nothing."""
 
     cells: tuple[OwnedCells, ...] = ()
     share: PageShare = PageShare()
-    """Of the pages of these cells."""
+    """Which of the request's pages it owes of these cells."""
 
     @property
     def empty(self) -> bool:
@@ -79,18 +79,20 @@ def cover(
     *,
     ignore_parts: Collection[str] = (),
 ) -> tuple[Owned, ...]:
-    """What each source worker owes the destination worker.
+    """What each source worker owes one destination worker.
 
-    Pure and the same on both sides. Among source workers that hold a cell, in rank order, the owner
-    is number `destination rank index % count`. Context parallel ranks of one stage and TP rank
-    count as one and share the pages.
+    It is pure, and both sides compute the same. Among the source workers that hold a cell, in the
+    order of their ranks, the owner is number `destination rank index % count`. Context parallel
+    ranks of one stage and TP rank count as one, and share the pages.
 
-    Args:    source_workers: every rank of the source instance, in any order.
-    Returns: one `Owned` per source worker, in the order given.
-    Raises:  LayoutMismatchError: cells of the destination that no source worker holds, or (the
-             destination is no pipeline stage) cells of the source that it lacks; decode context
-             parallel; cells that only some context parallel ranks of the source hold.
-             ConfigError: ranks missing, repeated, or of different instance sizes.
+    Args:    source_workers: rank and layout of every rank of the source instance, in any order.
+             destination_worker: rank and layout of the destination worker. ignore_parts: names of
+             parts that do not travel.
+    Returns: one `Owned` for each source worker, in the order given.
+    Raises:  LayoutMismatchError: cells of the destination that no source worker holds; cells of the
+             source that a destination lacks which is no pipeline stage; a destination of several
+             context parallel ranks; cells that only some context parallel ranks of the source hold.
+             ConfigError: ranks that are missing, repeated, or of instances of different sizes.
     """
     _check_ranks([rank for rank, _ in source_workers])
     order = sorted(range(len(source_workers)), key=lambda at: source_workers[at][0].index)
@@ -137,7 +139,7 @@ def _check_ranks(ranks: list[Rank]) -> None:
 
 
 def _pieces(plane: Plane, holders: Iterable[tuple[int, Plane]]) -> list[tuple[int, int]]:
-    """The plane's heads, cut where a source plane begins or ends."""
+    """The heads of a plane, cut where a plane of the source begins or ends."""
     cuts = {plane.head_first, plane.head_end}
     for _, held in holders:
         cuts.update(
@@ -188,7 +190,7 @@ def _refuse_decode_cp(source: Rank, destination: Rank) -> None:
 
 
 def _append(cells: list[OwnedCells], more: OwnedCells) -> None:
-    """Adds a piece, joined to the one before where they touch."""
+    """Add a piece, joined to the one before it where they touch."""
     last = cells[-1] if cells else None
     if (
         last is not None
@@ -201,7 +203,7 @@ def _append(cells: list[OwnedCells], more: OwnedCells) -> None:
 
 
 def named_cells(cells: Sequence[OwnedCells]) -> str:
-    """The first few cells, for a text."""
+    """The first few of these cells in words, for a text."""
     names = [
         f"(group {c.group}, part {c.part}, layer {c.layer}, heads {c.head_first}-{c.head_end - 1})"
         for c in cells[:_NAMED_MAX]

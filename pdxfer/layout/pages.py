@@ -1,4 +1,4 @@
-"""Page ids of a request."""
+"""Page ids of a request, and whether they may travel."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pages:
-    """Page ids of one group, in token order.
+    """The page ids of one group of a request, in the order of its tokens.
 
-    Shapes:  ids int64 [pages], read-only (any one-dimensional array of integers is taken)
-    Units:   first_token is the token that row 0 of the first page stands for
-    Raises:  ConfigError: not integers, not one-dimensional, over 63 bits, first_token negative.
+    Shapes:  ids: int64 [pages], read-only; any one-dimensional array of integers is taken.
+    Units:   first_token: the token of the request that row 0 of the first page stands for.
+    Raises:  ConfigError: ids that are no integers of 63 bits in one dimension, or a negative
+             first_token.
     """
 
     ids: NDArray[np.int64]
@@ -61,10 +62,11 @@ def _as_ids(ids: object) -> NDArray[np.int64]:
 
 
 def as_group_pages(layout: KVLayout, pages: object) -> dict[str, Pages]:
-    """`pages` as one `Pages` a group.
+    """The pages of a request, as one `Pages` for each group.
 
-    Args:    pages: ids (or `Pages`) of the layout's only group, or a mapping from group to either.
-    Raises:  ConfigError: a group that the layout lacks, or bare ids where it has several.
+    Args:    pages: ids (or `Pages`) of the layout's only group, or a mapping from the names of
+             groups to either.
+    Raises:  ConfigError: a group that the layout lacks, or bare ids where it has several groups.
     """
     if isinstance(pages, Mapping):
         unknown = [name for name in pages if name not in layout.group_by_name]
@@ -88,12 +90,13 @@ def _as_pages(value: object) -> Pages:
 def check_page_ids(
     layout: KVLayout, group: str, ids: NDArray[np.int64], *, unique: bool = False
 ) -> None:
-    """Refuses ids that may not travel.
+    """Refuse page ids that may not travel.
 
-    Args:    unique: also refuse an id that appears twice (destination pages of one request).
-    Raises:  ConfigError: an id outside `reserved_pages <= id < pages`, naming it, its position and
-             the range; or a repeated one.
-    Cost:    one pass; a few nanoseconds an id.
+    Args:    unique: also refuse an id that appears twice, as destination pages of one request must
+             not.
+    Raises:  ConfigError: an id outside of `reserved_pages <= id < pages`, or one that appears
+             twice; the text names the id, its position and the range.
+    Cost:    one pass, of a few nanoseconds for each id.
     """
     spec = layout.group_by_name.get(group)
     if spec is None:
@@ -102,7 +105,7 @@ def check_page_ids(
 
 
 def check_ids(spec: Group, ids: NDArray[np.int64], *, unique: bool = False, side: str = "") -> None:
-    """`check_page_ids` for a group at hand; `side` begins the text."""
+    """Do what `check_page_ids` does, for one group; `side` is how the text begins."""
     where = f"{side} page id" if side else "page id"
     at = _core.first_bad_id(ids, spec.reserved_pages, spec.pages)
     if at >= 0:

@@ -12,11 +12,11 @@ TILE: Final = "tile"
 
 @dataclass(frozen=True, slots=True)
 class RegionSpec:
-    """A contiguous range of memory that a layout needs."""
+    """One contiguous range of memory that a layout needs."""
 
     length_bytes: int
     item_len: int
-    """Bytes of one page of the region's (first) group."""
+    """Bytes of one page in this region, of the first group that lies there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Plane:
 
     group: str
     part: str
-    """`k`, `v`, `latent`, `rope`, `k_scale`, `conv.0`, `temporal`, `draft.k`, ..."""
+    """Name of the part, such as `k`, `latent`, `rope`, `k_scale`, `conv.0` or `draft.k`."""
     layer: int
-    """Global layer of the model."""
+    """Number of the layer in the model."""
     region: int
     base: int
     page_stride: int
@@ -44,19 +44,21 @@ class Plane:
     """Global number of the first head that is here."""
     heads: int
     heads_total: int
-    """Heads of this part and layer in the whole model; 1 where it is replicated."""
+    """Heads of this part and layer in the whole model; 1 where every rank has the same."""
     cell_bytes: int
     rows: int
-    """Of one page: the group's page size (`token`), the outer count (`whole`), 1 (`tile`)."""
+    """Rows of one page: the page size of the group for `token`, the count of the outer axes for
+    `whole`, 1 for `tile`."""
     dtype: str
     row_kind: str = TOKEN
-    """`token`, `whole` (recurrent state) or `tile` (an opaque cell, moved whole)."""
+    """What a row is: `token` for a token, `whole` for a part of recurrent state, `tile` for one
+    opaque cell that moves whole."""
     tile: str = ""
-    """Name of the order inside a tile; both sides must have the same."""
+    """Name of the order inside of a tile, the same on both sides; empty where there is none."""
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What is matched between two layouts: (group, part, layer)."""
+        """The group, part and layer, by which planes of two layouts are matched."""
         return (self.group, self.part, self.layer)
 
     @property
@@ -65,10 +67,11 @@ class Plane:
         return self.head_first + self.heads
 
     def places(self, pages: int) -> dict[str, object]:
-        """Base and strides, as far as the page count of the pool does not enter.
+        """The base and the strides, so told that the number of pages of the pool does not enter.
 
-        A base behind other tensors is -1: how far depends on the page count alone. A stride that
-        steps over all pages (an axis outside of them) is told in those steps.
+        A base behind other tensors is -1, since how far it lies depends on the number of pages
+        alone. A stride that steps over all pages, of an axis outside of them, is told as how many
+        times it does so and what is left.
         """
         span = self.page_stride * pages
 

@@ -17,7 +17,7 @@ _ROW_KINDS: Final = {row_kinds.TOKEN: 0, row_kinds.WHOLE: 1, row_kinds.TILE: 2}
 
 @dataclass(frozen=True, slots=True)
 class PlanePair:
-    """Heads `[first, end)` that a source and a destination plane share."""
+    """A source and a destination plane, and the heads `[first, end)` that both have."""
 
     source: Plane
     destination: Plane
@@ -25,7 +25,7 @@ class PlanePair:
     end: int
 
     def row(self, group_index: int) -> list[int]:
-        """The pair as the native core takes it."""
+        """The numbers of this pair, in the order in which the native core takes them."""
         plane = self.destination
         sides = [
             value
@@ -51,7 +51,7 @@ class PlanePair:
 
 @dataclass(slots=True)
 class _Weights:
-    """Bytes by layer, and their sum."""
+    """How many bytes each layer has, and all of them together."""
 
     by_layer: dict[int, int] = field(default_factory=dict)
     total: int = 0
@@ -68,18 +68,18 @@ class _Weights:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """One group of a plan: both sides' pages, and what its rows and pages weigh."""
+    """One group of a plan: the pages of both sides, and the bytes of its rows and pages."""
 
     index: int
     source: Group
     destination: Group
     row_bytes: _Weights = field(default_factory=_Weights)
-    """Of planes whose rows are tokens."""
+    """Bytes of one token, of the planes whose rows are tokens."""
     page_bytes: _Weights = field(default_factory=_Weights)
-    """Of planes that move whole."""
+    """Bytes of one page, of the planes that move whole."""
 
     def weigh(self, pair: PlanePair) -> None:
-        """Adds what a pair moves."""
+        """Add the bytes that a pair of planes moves."""
         plane = pair.destination
         cells = (pair.end - pair.first) * plane.cell_bytes
         if plane.row_kind == row_kinds.TOKEN:
@@ -88,7 +88,7 @@ class PlannedGroup:
             self.page_bytes.add(plane.layer, cells * plane.rows)
 
     def rounded_end(self, end: int, source_first: int, destination_first: int) -> int:
-        """`end`, at the page end where pages on both sides cover the same tokens."""
+        """Where a range ends: at the page end where pages of both sides cover the same tokens."""
         size = self.source.page_size
         if size != self.destination.page_size or (source_first - destination_first) % size:
             return end
@@ -98,7 +98,7 @@ class PlannedGroup:
 def planned_groups(
     source: KVLayout, destination: KVLayout, pairs: list[PlanePair]
 ) -> dict[str, PlannedGroup]:
-    """Groups that move, by name in decode's order, with what their pairs weigh."""
+    """The groups that move, by name in the order of decode, with the bytes of their pairs."""
     groups: dict[str, PlannedGroup] = {}
     moved = {pair.destination.group for pair in pairs}
     for name, theirs in destination.group_by_name.items():

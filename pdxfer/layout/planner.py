@@ -28,15 +28,16 @@ def plan(
     owned: Owned | None = None,
     ignore_parts: Collection[str] = (),
 ) -> Plan:
-    """Compiles how pages of `source` are written into pages of `destination`.
+    """Compile how pages of one layout are written into pages of another.
 
-    Args:    relayout: `never` also refuses another arrangement of the same cells. owned: what this
-             source worker owes (`cover`); None: everything the destination holds. ignore_parts:
-             parts that do not travel and are not compared.
-    Raises:  LayoutMismatchError: the two do not mean the same bytes, or the source lacks cells;
-             names field, both values and remedy. ConfigError: a bad argument.
-    Threads: any; pure, so that both sides hold the same plan and `digest`.
-    Cost:    O(planes).
+    Args:    source: the layout that is read. destination: the layout that is written. relayout:
+             `never` also refuses another arrangement of the same cells. owned: what this source
+             worker owes, as `cover` says; None: everything that the destination holds.
+             ignore_parts: names of parts that do not travel and are not compared.
+    Raises:  LayoutMismatchError: the two do not mean the same bytes, or the source lacks cells; the
+             text names field, both values and remedy. ConfigError: a bad argument.
+    Threads: any thread may call it. It is pure: both sides hold the same plan and `digest`.
+    Cost:    grows with the number of planes.
     """
     ignored = tuple(ignore_parts)
     check_pair(*(_side(layout, relayout, ignored, owned) for layout in (source, destination)))
@@ -48,7 +49,10 @@ def plan(
 
 
 def _side(layout: KVLayout, relayout: str, ignored: tuple[str, ...], owned: Owned | None) -> Side:
-    """A layout alone as a side: its heads tell the attention TP size, owned cells of stages."""
+    """A layout as a side of a comparison.
+
+    Its heads tell the attention TP size, and owned cells tell that there may be pipeline stages.
+    """
     tp = max(
         planes[0].heads_total // sum(plane.heads for plane in planes)
         for planes in layout.planes_by_key.values()
@@ -68,7 +72,7 @@ def _everything(layout: KVLayout, ignored: Collection[str]) -> Owned:
 
 
 def _matched(source: KVLayout, destination: KVLayout, owned: Owned) -> list[PlanePair]:
-    """Plane pairs that hold exactly the owned cells, each once."""
+    """The pairs of planes that hold exactly the owned cells, each of them once."""
     pairs: list[PlanePair] = []
     missing: list[OwnedCells] = []
     for cells in owned.cells:

@@ -1,4 +1,4 @@
-"""Ranks of a model instance."""
+"""Ranks: the place of a worker in its model instance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdxfer.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank of an instance: attention TP, pipeline stage, context parallel part."""
+    """One rank of a model instance: attention TP rank, pipeline stage, context parallel part."""
 
     tp: int = 0
     tp_size: int = 1
@@ -38,10 +38,10 @@ class Rank:
 
     @property
     def index(self) -> int:
-        """Place in the instance; also the sender and the receiver index."""
+        """Its place in the instance, which is also its sender and its receiver index."""
         return (self.pp * self.cp_size + self.cp) * self.tp_size + self.tp
 
     @property
     def instance_size(self) -> int:
-        """Ranks of the instance."""
+        """How many ranks the instance has."""
         return self.tp_size * self.pp_size * self.cp_size

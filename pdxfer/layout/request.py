@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 _TOKEN_END: Final = 1 << 62
 
 TokenRange = tuple[int, int]
-"""`[first, end)` in tokens of the request; positions of ids in a state group."""
+"""A range `[first, end)` of tokens of the request; of positions of ids in a state group."""
 
 GroupRequest = tuple[int, "NDArray[np.int64]", int, "NDArray[np.int64]", int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Page ids and ranges of a request as the native core takes them."""
+    """Page ids and token ranges of a request, as the native core takes them."""
 
     groups: list[GroupRequest] = field(default_factory=list)
     source_first: dict[str, int] = field(default_factory=dict)
@@ -46,11 +46,12 @@ def read_request(
     destination: Mapping[str, Pages],
     ranges: Mapping[str, TokenRange],
 ) -> Request:
-    """The pages of a request, every id checked.
+    """The pages of a request, with every id checked.
 
-    Args:    groups: of the plan, by name. unmoved: other groups of the two layouts.
-    Raises:  ConfigError: an id outside the pool, pages or groups that are missing, a range that is
-             none; names it.
+    Args:    groups: the groups of the plan by name. unmoved: names of the other groups of the two
+             layouts, of which this pair owes nothing.
+    Raises:  ConfigError: an id outside of the pool, pages or groups that are missing, a range that
+             is none; the text names it.
     """
     request = Request()
     for name, token_range in ranges.items():
@@ -79,7 +80,7 @@ def read_request(
 def find_group(
     groups: Mapping[str, PlannedGroup], unmoved: Collection[str], name: str
 ) -> PlannedGroup | None:
-    """A group of the plan; None: this pair owes nothing of it.
+    """The group of a plan by its name; None where this pair owes nothing of it.
 
     Raises:  ConfigError: neither layout has it.
     """
@@ -91,9 +92,9 @@ def find_group(
 
 
 def checked_range(name: str, token_range: TokenRange) -> TokenRange:
-    """A token range as plain ints.
+    """A token range as a pair of plain ints.
 
-    Raises:  ConfigError: it is none.
+    Raises:  ConfigError: it is no range; the text names the group.
     """
     try:
         first, end = (operator.index(token) for token in token_range)

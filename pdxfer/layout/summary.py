@@ -9,20 +9,20 @@ from pdxfer.errors import RemoteProtocolError
 from pdxfer.layout import records
 
 LONG_RUN_BYTES: Final = 16 << 10
-"""Runs of this size keep a lane near its limit."""
+"""Runs of this length or longer keep a lane near its limit."""
 SHORT_RUN_BYTES: Final = 2 << 10
-"""Below it the cost of a write is the count of runs, not their bytes."""
+"""Runs shorter than this cost a lane by their number, not by their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One group, for pages that do not lie next to each other; figures are per destination page."""
+    """What a destination page of one group takes, where no two pages lie next to each other."""
 
     group: str
     source_page_size: int
     destination_page_size: int
     runs_per_page: float
-    """Not whole where one run serves several destination pages or a page only now and then."""
+    """Runs of a page; no whole number where one run serves several pages, or only some of them."""
     bytes_per_page: int
     longest_run_bytes: int
     shortest_run_bytes: int
@@ -30,34 +30,34 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """A plan in figures; groups that this pair owes nothing of are left out."""
+    """What a plan costs; groups of which this pair owes nothing are left out."""
 
     groups: tuple[GroupSummary, ...]
     lane_hint: str
-    """What runs of this length mean for the lanes of this build."""
+    """What runs of this length mean for the lanes of this build, in words."""
 
     @property
     def runs_per_page(self) -> float:
-        """Runs of one destination page of every group."""
+        """How many runs one destination page of every group takes together."""
         return sum(group.runs_per_page for group in self.groups)
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one destination page of every group."""
+        """How many bytes one destination page of every group has together."""
         return sum(group.bytes_per_page for group in self.groups)
 
     @property
     def longest_run_bytes(self) -> int:
-        """0 where nothing is owed."""
+        """Bytes of the longest run; 0 where nothing is owed."""
         return max((group.longest_run_bytes for group in self.groups), default=0)
 
     @property
     def shortest_run_bytes(self) -> int:
-        """0 where nothing is owed."""
+        """Bytes of the shortest run; 0 where nothing is owed."""
         return min((group.shortest_run_bytes for group in self.groups), default=0)
 
     def to_wire(self) -> dict[str, object]:
-        """This summary as plain values; `from_wire` is the inverse."""
+        """This summary as a map of lists, strings and numbers; `from_wire` is the inverse."""
         return {
             "groups": [records.as_list(group) for group in self.groups],
             "lane_hint": self.lane_hint,
@@ -65,7 +65,7 @@ class PlanSummary:
 
     @staticmethod
     def from_wire(obj: object) -> PlanSummary:
-        """A summary that an agent sent.
+        """The summary that an agent sent as plain values.
 
         Raises:  RemoteProtocolError: a field is missing or of another type.
         """
@@ -83,7 +83,7 @@ class PlanSummary:
 
 
 def lane_hint(runs: float, length_bytes: int) -> str:
-    """What runs of this average length mean for the lanes of this build."""
+    """What runs of this average length mean for the lanes of this build, in words."""
     if runs == 0:
         return "nothing to move"
     average = int(length_bytes / runs)

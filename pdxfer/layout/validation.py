@@ -24,9 +24,9 @@ RELAYOUT: Final = ("allow", "never")
 
 
 def check_layout(layout: ByteMap) -> None:
-    """Refuses a layout whose map is not sound.
+    """Refuse a layout whose map is not sound.
 
-    Raises:  ConfigError: naming the value and the rule.
+    Raises:  ConfigError: a value that breaks a rule; the text names both.
     """
     _check_counts(layout)
     item_bytes(layout.dtype)
@@ -131,7 +131,7 @@ def _check_rows(plane: Plane, group: Group, where: str) -> None:
 
 
 def _check_extent(plane: Plane, group: Group, layout: ByteMap, where: str) -> None:
-    """Every cell is in the region and no two cells of the plane share a byte."""
+    """Refuse cells outside of the region, and cells of the plane that share a byte."""
     axes = sorted(
         (stride, count)
         for stride, count in (
@@ -161,7 +161,7 @@ def _check_extent(plane: Plane, group: Group, layout: ByteMap, where: str) -> No
 
 
 def _check_heads(layout: ByteMap) -> None:
-    """Head ranges of one (group, part, layer) are disjoint and of one total."""
+    """Refuse head ranges of one (group, part, layer) that overlap or have different totals."""
     for (group, part, layer), planes in layout.planes_by_key.items():
         where = f"group {group}, part {part}, layer {layer}"
         for before, after in itertools.pairwise(planes):

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def layer_ids(layers: Iterable[int]) -> tuple[int, ...]:
-    """Distinct global ids, as plain ints.
+    """The global ids of the layers of a rank, as plain ints.
 
-    Raises:  ConfigError: a count instead of ids, none, over `limits.PLANES_MAX`, a repeated or a
-             negative one, one that is no int.
+    Raises:  ConfigError: a count instead of ids, no id at all, more ids than `limits.PLANES_MAX`,
+             an id that is repeated, negative or no int.
     """
     if isinstance(layers, int):
         raise ConfigError(f"layers is {layers}; it must be the global ids, such as range({layers})")
@@ -45,17 +45,17 @@ def _layer_id(layer: int) -> int:
 
 
 def positive(**values: int) -> None:
-    """Refuses, by name, what is no int of 1 or more.
+    """Refuse arguments that are no ints of 1 or more.
 
-    Raises:  ConfigError.
+    Raises:  ConfigError: naming the first such argument and its value.
     """
     _at_least(1, values)
 
 
 def natural(**values: int) -> None:
-    """Refuses, by name, what is no int of 0 or more.
+    """Refuse arguments that are no ints of 0 or more.
 
-    Raises:  ConfigError.
+    Raises:  ConfigError: naming the first such argument and its value.
     """
     _at_least(0, values)
 

@@ -115,10 +115,11 @@ def strided(
 ) -> KVLayout:
     """The layout of a shape whose axes lie in this order.
 
-    Args:    order: as the head of this module says. name: what errors call the order. head_groups:
-             how many groups of heads there are, for an order with G. length_bytes: of the one
-             region, where it is longer than its pages because other groups share it. unified: the
-             layout says `unified_memory`, and `relayout="never"`.
+    Args:    order: axes around a bar, as the head of this module says. shape: what there is. name:
+             what errors call the order. head_groups: how many groups of heads there are, for an
+             order with G. length_bytes: bytes of the one region, where it is longer than its pages
+             because other groups share it. unified: whether the layout says `unified_memory` and
+             `relayout="never"`.
     Raises:  ConfigError: tensors that this order cannot hold, naming part, values and remedy.
     """
     check_order(order)
@@ -247,7 +248,7 @@ class _Walk:
             yield from self.places(inner, blocks, base, {**strides, axis: stride})
 
     def _count(self, axis: str, blocks: Sequence[_Block]) -> int:
-        """How many indices the axis has, the same in every block.
+        """How many indices the axis has, which must be the same in every block.
 
         Raises:  ConfigError: blocks that share the axis differ in it.
         """
@@ -269,7 +270,7 @@ class _Walk:
 
 
 def _planes(block: _Block, place: _Place, group: Group) -> Iterator[Plane]:
-    """One plane for each part of the tensor."""
+    """The planes of a block, one for each part of its tensor."""
     base = place.base
     for part in block.tensor.parts:
         yield _plane(block, part, place, base, group)

@@ -27,7 +27,7 @@ class Entry:
 
     name: str
     says: str
-    """What it is and who has it."""
+    """What it is, in a line of the page of layouts."""
     heads: Callable[..., KVLayout] | None = None
     """Makes it of keys and values, or of keys; None where there is no such layout of them."""
     latent: Callable[..., KVLayout] | None = None
@@ -35,7 +35,7 @@ class Entry:
     states: Callable[..., KVLayout] | None = None
     """Makes it of recurrent state; None where there is no such layout of it."""
     row: table.Row | None = None
-    """Its order of axes; None where it has a word of its own."""
+    """Its row in the table of orders; None where it has a word of its own."""
 
 
 _OWN: Final = (

@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from pdxfer.layout.kv_layout import KVLayout
 
 DRAFT: Final = "draft."
-"""Begins the part names of a draft model's lanes."""
+"""What the names of the parts of a draft model begin with."""
 
 
 def fuse_draft(target: KVLayout, draft: KVLayout) -> KVLayout:
-    """`unified_entries` with the lanes of a draft model behind the target's, in the same entry.
+    """Unified entries that hold the rows of a target model and, behind them, those of its draft.
 
-    Args:    target, draft: `unified_entries` of the same group; layers of the draft are other ids.
-    Returns: parts `draft.k`, `draft.v`; the entry is padded to 32 bytes again.
-    Raises:  ConfigError: groups that differ, a layer that both have, no unified entries.
+    Args:    target, draft: layouts that `unified_entries` made, of the same group; the layers of
+             the draft have other ids than those of the target.
+    Returns: the layout of the target with the parts `draft.k` and `draft.v` besides; an entry is
+             padded to a multiple of 32 bytes again.
+    Raises:  ConfigError: groups that differ, a layer that both have, layouts of another kind.
     """
     for name, layout in (("target", target), ("draft", draft)):
         if len(layout.regions) != 1 or {p.page_stride for p in layout.planes} != {
@@ -56,6 +58,6 @@ def fuse_draft(target: KVLayout, draft: KVLayout) -> KVLayout:
 
 
 def beside_draft(target: KVLayout, draft: KVLayout) -> KVLayout:
-    """`target` with the regions of a draft model after its own, as parts `draft.k`, `draft.v`."""
+    """The layout of a target model, and that of its draft as parts `draft.k` and `draft.v`."""
     names = {plane.part: DRAFT + plane.part for plane in draft.planes}
     return join_parts(target, select_parts(draft, names))

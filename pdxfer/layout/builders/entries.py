@@ -8,24 +8,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ROW_ALIGN_BYTES: Final = 16
-"""Every row of a unified entry is a multiple of it."""
+"""Bytes of which every row of a unified entry is a multiple."""
 ENTRY_ALIGN_BYTES: Final = 32
-"""A unified entry is padded to a multiple of it."""
+"""Bytes of which every unified entry is a multiple, by padding."""
 
 
 def entry_bytes(row_bytes: int) -> int:
-    """Bytes of a unified entry whose rows have `row_bytes` together: padded to 32."""
+    """Bytes of a unified entry whose rows have `row_bytes` together: padded to a multiple of 32."""
     return -(-row_bytes // ENTRY_ALIGN_BYTES) * ENTRY_ALIGN_BYTES
 
 
 def unified_reserved_bytes(entries: Iterable[tuple[int, int]]) -> int:
     """Bytes at the low end of a shared buffer that no live slot uses.
 
-    Args:    entries: (entry bytes, page size) of each group; 1 is the page size of a state group.
+    Args:    entries: the bytes of an entry and the page size of each group that shares the buffer;
+             the page size of a state group is 1.
     """
     return max(entry * page_size for entry, page_size in entries)
 
 
 def first_free_slot(reserved_bytes: int, entry: int) -> int:
-    """The lowest slot of a group with entries of `entry` bytes above the reserved ones."""
+    """The lowest slot that lies above the reserved bytes, where entries have `entry` bytes."""
     return -(-reserved_bytes // entry)

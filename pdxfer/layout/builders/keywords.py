@@ -27,11 +27,15 @@ _ELSEWHERE: Final = {
     "size": "pages",
     "slots": "pages",
 }
-"""What pools and engines call it, where letters alone would lead to another name."""
+"""Our names for what engines call otherwise, where letters alone would lead to another."""
 
 
 def named(builder: Callable[P, KVLayout]) -> Callable[P, KVLayout]:
-    """The builder, which refuses what it cannot take by its own name and the nearest keyword."""
+    """The builder, with keyword errors of its own.
+
+    It refuses unknown keywords, naming itself and the nearest keyword that it takes, and missing
+    ones, all of them at once, with a ConfigError.
+    """
     takes: dict[str, inspect.Parameter] = {}
     by_position = 0
     for name, parameter in inspect.signature(builder).parameters.items():

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def select_parts(layout: KVLayout, names: Mapping[str, str]) -> KVLayout:
-    """The parts of `layout` that are keys of `names`, under the names they map to.
+    """A layout of some parts of another one, under other names.
 
-    Regions without a plane left are dropped; the order of the others stays.
+    Regions in which no plane is left are dropped; the others keep their order.
 
+    Args:    names: the new name of each part that stays, by its name in `layout`.
     Raises:  ConfigError: a part that the layout lacks.
     """
     missing = names.keys() - {plane.part for plane in layout.planes}
@@ -40,12 +41,12 @@ def select_parts(layout: KVLayout, names: Mapping[str, str]) -> KVLayout:
 
 
 def join_parts(*layouts: KVLayout) -> KVLayout:
-    """One layout of one group whose parts lie in several: the same page ids stand for all of them.
+    """One layout of one group whose parts come from several: one page id stands for all of them.
 
-    Args:    layouts: each of one group, the same in all; no part of a layer in two of them.
-    Returns: its regions are theirs in order; dtype, model, `unified_memory` and `relayout` are the
-             first one's, but `never` where one says so.
-    Raises:  ConfigError: groups that differ, a part twice.
+    Args:    layouts: layouts of one and the same group; no part of a layer is in two of them.
+    Returns: a layout with the regions of all in order; its dtype, model and `unified_memory` are
+             those of the first, its `relayout` is `never` where one of them says so.
+    Raises:  ConfigError: groups that differ, or a part of a layer that is in two of them.
     """
     first = layouts[0]
     planes, regions = list(first.planes), list(first.regions)
@@ -73,9 +74,9 @@ def join_parts(*layouts: KVLayout) -> KVLayout:
 
 
 def only_group(layout: KVLayout) -> Group:
-    """The group of a layout that has one.
+    """The group of a layout that has exactly one.
 
-    Raises:  ConfigError: it has several.
+    Raises:  ConfigError: the layout has several; the text names them.
     """
     if len(layout.groups) != 1:
         raise ConfigError(

@@ -39,13 +39,13 @@ class Tensor:
     """
 
     number: int
-    """Its place among the tensors of a layer."""
+    """The place of this tensor among the tensors of a layer."""
     layer: int
     parts: tuple[Part, ...]
 
     @property
     def heads(self) -> int:
-        """Heads that are here."""
+        """How many heads of this tensor are here."""
         return self.parts[0].heads
 
     @property
@@ -60,7 +60,7 @@ class Tensor:
 
     @property
     def cell_bytes(self) -> int:
-        """Bytes of one row and head of all parts."""
+        """Bytes of one row and head, of all its parts together."""
         return sum(part.cell_bytes for part in self.parts)
 
 
@@ -69,15 +69,18 @@ class Shape:
     """What a cache of one group holds: tensors of layers, wherever they lie."""
 
     layers: tuple[int, ...]
-    """Global ids, in the order in which the layers lie."""
+    """Global ids of the layers, in the order in which they lie."""
     tensors: tuple[Tensor, ...]
     group: Group
     dtype: str
-    """Of the layout; each part has its own beside it."""
+    """Element type of the layout; each part has its own besides."""
     model: str
 
     def renamed(self, names: Mapping[str, str]) -> Shape:
-        """The tensors of one part whose names are keys of `names`, under the names they map to."""
+        """A shape of only some parts, under other names.
+
+        Args:    names: the new name of each part that stays; each must be a tensor of its own.
+        """
         kept = [tensor for tensor in self.tensors if tensor.parts[0].name in names]
         numbers = sorted({tensor.number for tensor in kept})
         tensors = tuple(
@@ -91,7 +94,7 @@ class Shape:
         return replace(self, tensors=tensors)
 
     def tiled(self, parts: Iterable[str], name: str) -> Shape:
-        """The same with these parts as tiles of that name: a page of one head is one cell."""
+        """A shape in which these parts are tiles of that name: a page of one head is one cell."""
         tiles = set(parts)
         tensors = tuple(
             replace(tensor, parts=tuple(self._tile(p, name) for p in tensor.parts))
@@ -102,7 +105,7 @@ class Shape:
         return replace(self, tensors=tensors)
 
     def beside(self, other: Shape) -> Shape:
-        """The tensors of this shape, then those of another of the same layers and group."""
+        """A shape with the tensors of this one, then those of another of the same group."""
         first = 1 + max(tensor.number for tensor in self.tensors)
         moved = (replace(tensor, number=first + tensor.number) for tensor in other.tensors)
         return replace(self, tensors=(*self.tensors, *moved))
@@ -125,30 +128,32 @@ def of_units(
 
 
 class KVShape(TypedDict):
-    """The arguments of the builders of K and V."""
+    """The arguments of the builders of keys and values."""
 
     layers: Iterable[int]
-    """Global ids; a pipeline stage gives its own."""
+    """Global ids of the layers that are here; a pipeline stage gives its own."""
     kv_heads: int
-    """Heads that are here."""
+    """KV heads that are here."""
     head_dim: int
+    """Elements of a head of K."""
     v_head_dim: NotRequired[int | None]
-    """None: `head_dim`."""
+    """Elements of a head of V; None, the default, means `head_dim`."""
     page_size: int
     """Tokens of a page."""
     pages: int
-    """The reserved ones included."""
+    """Pages of the pool, the reserved ones included."""
     dtype: str
+    """Name of an element's type, such as `bfloat16`."""
     total_kv_heads: NotRequired[int | None]
-    """Of the whole model; None: `kv_heads`."""
+    """KV heads of the whole model; None, the default, means `kv_heads`."""
     head_first: NotRequired[int]
-    """Global number of the first head that is here; 0."""
+    """Global number of the first head that is here; 0 unless given."""
     reserved_pages: NotRequired[int]
-    """Ids below it never travel; 1."""
+    """Page ids below this number never travel; 1 unless given."""
     group: NotRequired[str]
-    """`full`."""
+    """Name of the group of pages; `full` unless given."""
     model: NotRequired[str]
-    """`name@revision`; empty: not compared."""
+    """`name@revision`, compared where both sides give it; empty unless given."""
 
 
 def kv_shape(  # noqa: PLR0913 one per field of KVShape
@@ -166,9 +171,9 @@ def kv_shape(  # noqa: PLR0913 one per field of KVShape
     group: str = "full",
     model: str = "",
 ) -> Shape:
-    """The arguments of a builder of K and V, checked.
+    """What the arguments of a builder of keys and values describe: a tensor of K, and one of V.
 
-    Raises:  ConfigError: a value that no pool has.
+    Raises:  ConfigError: a value that no pool has; the text names argument and value.
     """
     width = head_dim if v_head_dim is None else v_head_dim
     total = kv_heads if total_kv_heads is None else total_kv_heads
@@ -206,9 +211,9 @@ def latent_shape(  # noqa: PLR0913 the arguments of the builders of latent atten
     group: str = "full",
     model: str = "",
 ) -> Shape:
-    """The checked arguments of a builder of latent attention: one tensor of `latent` and `rope`.
+    """What the arguments of `mla` describe: one tensor of `latent` and `rope`, with one head.
 
-    Raises:  ConfigError: a value that no pool has, naming argument and value.
+    Raises:  ConfigError: a value that no pool has; the text names argument and value.
     """
     positive(page_size=page_size, pages=pages)
     ids = layer_ids(layers)

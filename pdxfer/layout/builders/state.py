@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """One tensor of the state of a request, in every layer.
+    """One tensor of the recurrent state of a request, which every layer has.
 
     Raises:  ConfigError: an axis or shard groups that the shape does not have.
     """
 
     part: str
-    """`conv.0`, `temporal`, ..."""
+    """Name of the part, such as `conv.0` or `temporal`."""
     shape: tuple[int, ...]
-    """Of one slot of one layer, on this rank."""
+    """Sizes of the axes of one slot of one layer, on this rank."""
     dtype: str
     axis: int | None = 0
-    """The axis that attention TP slices; None: every rank has the whole tensor."""
+    """The axis that attention TP slices; None where every rank has the whole tensor."""
     shard_groups: tuple[int, ...] = ()
-    """Elements along the axis of tensors packed there, on this rank; empty: one."""
+    """Elements along the axis of each tensor packed there, on this rank; empty where it is one."""
     unit: int = 1
-    """Elements along the axis that always stay together; the same on both sides."""
+    """How many elements along the axis always stay together; the same on both sides."""
     tp: int = 0
-    """The part of the whole axis that is here: number `tp` of `tp_size`, in each shard group."""
+    """Which part of the whole axis is here: number `tp` of `tp_size`, in each shard group."""
     tp_size: int = 1
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class StateTensor:
 
     @property
     def length_bytes(self) -> int:
-        """Of one slot of one layer."""
+        """Bytes of one slot of one layer, on this rank."""
         return prod(self.shape) * item_bytes(self.dtype)
 
 
@@ -89,9 +89,12 @@ def state(
     group: str = "state",
     model: str = "",
 ) -> KVLayout:
-    """State of its own memory: one region `[slots, *shape]` a tensor and layer.
+    """Recurrent state in memory of its own: one region `[slots, *shape]` for each tensor and layer.
 
-    Args:    slots: the reserved ones (ids below `reserved_slots` never travel) included.
+    Args:    layers: global ids of the layers that keep state. tensors: what each of them keeps.
+             slots: slots of the pool, the reserved ones included. reserved_slots: slot ids below
+             this number never travel; 1 unless given. group: name of the group; `state` unless
+             given. model: `name@revision`, compared where both sides give it; empty unless given.
     Raises:  ConfigError: a value that no pool has.
     """
     ids = _ids(layers, tensors)
@@ -117,10 +120,14 @@ def state_entries(  # noqa: PLR0913 the shape of a pool
     length_bytes: int | None = None,
     padded: bool = False,
 ) -> KVLayout:
-    """State in unified memory: a slot is one entry, `[tensor 0 of every layer | tensor 1 ...]`.
+    """Recurrent state in unified memory: a slot is one entry, which all tensors and layers share.
 
-    Args:    length_bytes: of the whole buffer, where several groups share it. padded: the entry is
-             a multiple of 32 bytes (it is where a draft's state follows).
+    An entry holds the first tensor of every layer, then the second of every layer, and so on.
+
+    Args:    length_bytes: bytes of the whole buffer, where several groups share it; None, the
+             default: as many as its own slots need. padded: whether the entry is padded to a
+             multiple of 32 bytes, as it is where the state of a draft follows. The others: the
+             arguments of `state`.
     Raises:  ConfigError: a value that no pool has.
     """
     ids = _ids(layers, tensors)
@@ -143,7 +150,7 @@ def state_entries(  # noqa: PLR0913 the shape of a pool
 
 
 def state_entry_bytes(layers: int, tensors: Iterable[StateTensor], *, padded: bool = False) -> int:
-    """Bytes of one slot of `layers` layers in unified memory."""
+    """Bytes of one slot in unified memory, where `layers` layers have these tensors."""
     length = layers * sum(tensor.length_bytes for tensor in tensors)
     return entry_bytes(length) if padded else length
 
@@ -158,7 +165,7 @@ def _ids(layers: Iterable[int], tensors: Sequence[StateTensor]) -> tuple[int, ..
 def _planes(
     tensor: StateTensor, layer: int, group: str, place: tuple[int, int, int]
 ) -> Iterator[Plane]:
-    """One plane a shard group; `place` is (region, base, page stride)."""
+    """The planes of one tensor and layer, one a shard group; place is region, base, page stride."""
     region, base, page_stride = place
     axis = tensor.axis
     size = item_bytes(tensor.dtype)

@@ -37,13 +37,13 @@ class Row:
 
     name: str
     order: str
-    """Of K and V, as `pdxfer.layout.builders.axes` writes orders."""
+    """The order for keys and values, as `pdxfer.layout.builders.axes` writes orders."""
     latent: str
-    """Of latent attention; empty where it has no such layout."""
+    """The order for latent attention; empty where it has no such layout."""
     home: str
-    """`DEVICE`, `ENVELOPE`, `HOST` or `BLOCKS`."""
+    """Where it is found: `DEVICE`, `ENVELOPE`, `HOST` or `BLOCKS`."""
     says: str
-    """What it is, for the page of layouts."""
+    """What it is, in a line of the page of layouts."""
 
     def __post_init__(self) -> None:
         check_order(self.order)
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def grouped(self) -> bool:
-        """Whether it takes `head_groups`."""
+        """Whether it divides the heads into groups, and so takes `head_groups`."""
         return HEAD_GROUPS in self.order
 
     @property
@@ -118,11 +118,15 @@ _ROWS: Final = (
 )
 # fmt: on
 ROWS: Final[dict[str, Row]] = {row.name: row for row in _ROWS}
-"""By name."""
+"""Every row by its name; what is listed anywhere is read from here at that time."""
 
 
 def names(*homes: str, latent: bool = False) -> tuple[str, ...]:
-    """The names of the rows that are at home there; `latent`: of those latent attention has."""
+    """The names of the rows that are at home in one of these places.
+
+    Args:    homes: `DEVICE`, `ENVELOPE`, `HOST` or `BLOCKS`. latent: only rows that latent
+             attention has.
+    """
     return tuple(
         row.name for row in ROWS.values() if row.home in homes and (row.latent or not latent)
     )
