@@ -13,6 +13,7 @@ from pdxfer import __version__, limits
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.host import host_id
 from pdxfer.agent.lanes import Lanes, MakeFabric, drain
+from pdxfer.agent.neighbours import Neighbours
 from pdxfer.agent.ports import WorkerPort
 from pdxfer.errors import ConfigError, DaemonUnavailableError, PdxferError, ResourceError
 from pdxfer.fabric.base import Fabric, FabricEvent
@@ -55,6 +56,12 @@ class Agent(ABC):
         """Worker id to port, until its memory is released."""
         self.lanes = Lanes(config.lanes, make_fabric)
         self.lanes.on_made = self._watch_fabric
+        self.neighbours = Neighbours(
+            self.incarnation,
+            config.socket_path,
+            on_dead=self._on_neighbour_dead,
+            on_silent=self.on_neighbour_silent,
+        )
         self._by_connection: dict[Connection, WorkerPort] = {}
         self._next_worker = 0
         self._draining = False
@@ -105,6 +112,14 @@ class Agent(ABC):
         """Something happened on a lane."""
 
     @abstractmethod
+    def on_neighbour_dead(self, peer: bytes) -> None:
+        """The process of a peer on this host has ended; it writes nothing more."""
+
+    @abstractmethod
+    def on_neighbour_silent(self, peer: bytes) -> None:
+        """A peer on this host has closed its lanes in order; that life writes nothing more."""
+
+    @abstractmethod
     def tick(self, now: float) -> None:
         """Time has passed."""
 
@@ -125,6 +140,7 @@ class Agent(ABC):
             ConfigError: a setting is wrong.
         """
         self.loop = asyncio.get_running_loop()
+        self.neighbours.start(self.loop, listening=self.config.role == "prefill")
         self._check_lanes()
         await self._server.start(self.loop)
         self._timer = self.loop.call_later(TICK_S, self._on_timer)
@@ -162,15 +178,19 @@ class Agent(ABC):
         self._server.close()
         for fabric in self.lanes.made():
             self.loop.remove_reader(fabric.fileno())
-        self.lanes.close()
+        try:
+            self.lanes.close()
+            self.neighbours.close(silent=True)
+        finally:  # a lane that could not be ended may write on: only the process's end proves it
+            self.neighbours.close()
         for port in [*self.ports.values(), *self._by_connection.values()]:
             port.close()
             port.release_memory()
         self.ports.clear()
         self._by_connection.clear()
 
-    def hello(self) -> Hello:
-        """What this agent says of itself."""
+    def hello(self, peer: bytes = b"") -> Hello:
+        """What this agent says of itself to a peer; without one, before the peer is known."""
         return Hello(
             version=PROTOCOL_VERSION,
             role=self.config.role,
@@ -178,6 +198,8 @@ class Agent(ABC):
             ucx_version=self.ucx_version(),
             boot_id=host_id(),
             uid=os.geteuid(),
+            local_socket=self.neighbours.local_socket,
+            nonce=self.neighbours.nonce(peer),
         )
 
     def ucx_version(self) -> str:
@@ -382,7 +404,12 @@ class Agent(ABC):
             fields.update(error=effect.error.code, reason=str(effect.error), fence=effect.fence)
         self._log_lines.append(fields)
 
-    # -- time and lanes ----------------------------------------------------------------------
+    # -- time, lanes, neighbours -------------------------------------------------------------
+    def _on_neighbour_dead(self, peer: bytes) -> None:
+        _LOG.info("neighbour_dead", extra={"fields": {"peer": peer.hex()[:12]}})
+        self.on_neighbour_dead(peer)
+        self.pump()
+
     def _on_timer(self) -> None:
         self._timer = self.loop.call_later(TICK_S, self._on_timer)
         self.tick(self.now())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -113,6 +114,9 @@ class DecodeAgent(Agent):
         self.machine.tick(now)
         self._settle_connecting()
         self._links.drop_idle(now)
+        for peer in self.neighbours.peers:
+            if peer not in self.machine.peers:  # nothing that it knew of is alive
+                self.neighbours.forget(peer)
 
     # -- workers -----------------------------------------------------------------------------
     def attach_worker(self, worker: Worker) -> None:
@@ -217,6 +221,7 @@ class DecodeAgent(Agent):
             on_message=lambda peer, message: self._on_peer_message(control, peer, message),
             on_session=lambda peer, hello: self._on_session(control, peer, hello),
             on_lost=lambda peer, reason: self._on_lost(control, peer, reason),
+            on_broken=lambda peer: self._on_broken(control, peer),
             heartbeat=self._heartbeat,
         )
 
@@ -227,8 +232,13 @@ class DecodeAgent(Agent):
 
     def _on_session(self, control: str, peer: bytes, hello: Hello) -> None:
         self._leave(peer, "it has begun a new session")
+        join: Callable[[str], None] = lambda apart: self._join(control, peer, hello, apart)  # noqa: E731
+        self.neighbours.meet(peer, hello, join)
+
+    def _join(self, control: str, peer: bytes, hello: Hello, apart: str) -> None:
+        """Take up a session; `apart` says why its life is no neighbour, empty where it is one."""
         try:
-            usable = self._sides.join(peer, hello, self.ucx_version())
+            usable = self._sides.join(peer, hello, self.ucx_version(), apart)
         except PeerError as error:
             self._on_refused(control, error)
             return
@@ -236,6 +246,27 @@ class DecodeAgent(Agent):
         _LOG.info("session_opened", extra={"fields": fields})
         self.machine.link_up(control, peer, self.now())
         self.pump()
+
+    def on_neighbour_dead(self, peer: bytes) -> None:
+        """The one proof of silence on lanes that a process writes by its own system calls."""
+        link = self._link_to(peer)
+        if link is not None and link.peer == peer:
+            link.end("its process has ended")  # what it has not been told of fails here
+        self.machine.sender_dead(peer)
+
+    def on_neighbour_silent(self, peer: bytes) -> None:
+        """Its process lives on, but that life of the agent in it has ended."""
+        link = self._link_to(peer)
+        if link is not None and link.peer == peer:
+            link.end("it has closed")
+        self.machine.sender_silent(peer)
+        self.pump()
+
+    def _on_broken(self, control: str, peer: bytes) -> None:
+        """Control and lane are both gone: so is the peer, or another session is as good."""
+        link, side = self._links.get(control), self._sides.get(peer)
+        if link is not None and (side is None or not side.serves):
+            link.end("its connections broke")
 
     def _on_lost(self, control: str, peer: bytes, reason: str) -> None:
         _LOG.info("session_lost", extra={"fields": {"peer": peer.hex()[:12], "reason": reason}})
@@ -247,6 +278,7 @@ class DecodeAgent(Agent):
 
     def _leave(self, peer: bytes, reason: str) -> None:
         """A session is over: another one writes to another receive side; this one ends."""
+        self.neighbours.stop_meeting(peer)
         self._close_side(peer)
         self._sides.leave(peer)
         self.machine.peer_lost(peer, reason, self.now())
@@ -403,6 +435,9 @@ class DecodeAgent(Agent):
                 _LOG.info("sender_lost", extra={"fields": fields})
                 self._sides.destroyed(event.peer)
                 self.machine.sender_lost(event.peer, event.error, proof, self.now())
+                link = self._link_to(event.peer)
+                if link is not None and link.peer == event.peer and not link.is_connected:
+                    link.end("its connections broke")
                 self._settle_connecting()
             case _:
                 _LOG.warning("unexpected_event", extra={"fields": {"event": type(event).__name__}})

@@ -169,9 +169,10 @@ class Neighbours:
             hello: what it says of itself.
             done: called once, at once or within `limits.NEIGHBOUR_TIMEOUT_S`, with an empty text
                 once the peer is a neighbour, else with the reason why it is none. Not after
-                `forget` or `close`.
+                `stop_meeting`, `forget` or `close`. A proof of an earlier session stays until a
+                newer one takes its place.
         """
-        self.forget(peer)
+        self.stop_meeting(peer)
         why = why_apart(hello) or _why_no_path(peer, hello.local_socket)
         if why:
             done(why)
@@ -188,6 +189,12 @@ class Neighbours:
         self._meetings[line] = _Meeting(peer, hello.nonce, done)
         with _OwnProcess() as pidfd:
             line.send(Meet(incarnation=self.incarnation, nonce=hello.nonce), [pidfd])
+
+    def stop_meeting(self, peer: bytes) -> None:
+        """Nobody awaits the outcome of `meet` any more; what was proven before stays."""
+        for line, meeting in list(self._meetings.items()):
+            if meeting.peer == peer:
+                self._drop(line)
 
     def is_near(self, peer: bytes) -> bool:
         """Whether a peer has proven to be on this host, and its process has not ended."""
@@ -207,9 +214,7 @@ class Neighbours:
     def forget(self, peer: bytes) -> None:
         """The agent has no more use for what it knows of a peer. Idempotent."""
         self._expected.pop(peer, None)
-        for line, meeting in list(self._meetings.items()):
-            if meeting.peer == peer:
-                self._drop(line)
+        self.stop_meeting(peer)
         neighbour = self._near.pop(peer, None)
         if neighbour is not None:
             neighbour.line.close()

@@ -14,7 +14,7 @@ from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.ports import WorkerPort, to_pages
 from pdxfer.control.keys import load_server_keys
 from pdxfer.control.server import ControlServer
-from pdxfer.errors import ConfigError, LocalProtocolError, PdxferError
+from pdxfer.errors import ConfigError, LocalProtocolError, PdxferError, PeerError
 from pdxfer.fabric.base import (
     Cancelled,
     CommitSent,
@@ -166,12 +166,14 @@ class PrefillAgent(Agent):
         fields = {"peer": peer.hex()[:12], "lanes": hello.lanes, "ucx": hello.ucx_version}
         _LOG.info("session_opened", extra={"fields": fields})
         self.machine.peer_joined(peer)
-        self._control.send(peer, self.hello())
+        self.neighbours.expect(peer, hello)
+        self._control.send(peer, self.hello(peer))
         self.pump()
 
     def _on_lost(self, peer: bytes, reason: str) -> None:
         _LOG.info("session_lost", extra={"fields": {"peer": peer.hex()[:12], "reason": reason}})
         self.machine.peer_lost(peer, reason)
+        self.neighbours.forget(peer)
         self.pump()
 
     def _on_peer_message(self, peer: bytes, message: Message) -> None:
@@ -179,6 +181,14 @@ class PrefillAgent(Agent):
             self.machine.on_message(peer, message, self.now())
         finally:  # a ProtocolError ends the session in the control channel, which calls _on_lost
             self.pump()
+
+    def on_neighbour_dead(self, peer: bytes) -> None:
+        """No receive of that life comes, and no commit: what is bound to it ends now."""
+        text = f"the process of decode agent {peer.hex()[:12]} has ended"
+        self._end_session(peer, PeerError(text, retryable=True))
+
+    def on_neighbour_silent(self, peer: bytes) -> None:
+        """Decode writes nothing anyway; its goodbye comes on the control channel."""
 
     def _end_session(self, peer: bytes, error: PdxferError) -> None:
         fields = {"peer": peer.hex()[:12], "reason": str(error)}
@@ -232,6 +242,11 @@ class PrefillAgent(Agent):
     def _open_path(self, effect: OpenPath) -> None:
         try:
             fabric = self.lanes.fabric(effect.lane)
+            if fabric.capabilities.needs_pidfd and not self.neighbours.is_near(effect.peer):
+                raise PeerError(
+                    f"lane {effect.lane} writes into processes of this host, and decode agent "
+                    f"{effect.peer.hex()[:12]} has not proven to be one"
+                )
             self._paths[effect.peer] = fabric.connect(
                 effect.peer, effect.address, limits.PATH_OPEN_TIMEOUT_S
             )

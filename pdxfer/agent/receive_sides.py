@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdxfer.agent.host import host_id
 from pdxfer.agent.lanes import Lanes
 from pdxfer.errors import PdxferError, PeerError
 from pdxfer.fabric.base import Fabric
@@ -25,6 +24,11 @@ class ReceiveSide:
     since: int = 0
     """Revision of the first `Attach` that named it."""
 
+    @property
+    def serves(self) -> bool:
+        """There is a lane, and the peer has opened its path over it."""
+        return bool(self.made_for) and self.opened
+
 
 def silence_of(fabric: Fabric) -> str:
     """What the end of a receive side proves on this lane."""
@@ -42,16 +46,26 @@ class ReceiveSides:
         """Of a life that has a session."""
         return self._sides.get(peer)
 
-    def join(self, peer: bytes, hello: Hello, ucx_version: str) -> list[str]:
+    def join(self, peer: bytes, hello: Hello, ucx_version: str, apart: str) -> list[str]:
         """A session begins; the lanes that both sides can use.
+
+        Args:
+            peer: the life it is with.
+            hello: what that says of itself.
+            ucx_version: of the library here.
+            apart: why that life is not proven to be on this host; empty: it is.
 
         Raises:
             PeerError: there is none.
         """
-        usable = [lane for lane in self._lanes.names if _usable(lane, hello, ucx_version)]
+        usable = [
+            lane
+            for lane in self._lanes.names
+            if _usable(lane, hello, ucx_version) and not (apart and lane == "cma")
+        ]
         self._sides[peer] = ReceiveSide(usable)
         if not usable:
-            raise _none_in_common(self._lanes.names, hello, ucx_version)
+            raise _none_in_common(self._lanes.names, hello, ucx_version, apart)
         return usable
 
     def open(self, peer: bytes, revision: int) -> ReceiveSide | None:
@@ -129,17 +143,18 @@ def none_left(lane: str, text: str) -> PeerError:
 def _usable(lane: str, hello: Hello, ucx_version: str) -> bool:
     if lane not in hello.lanes:
         return False
-    if lane == "cma" and hello.boot_id != host_id():
-        return False
     ours, theirs = ucx_version, hello.ucx_version
     return not (ours and theirs) or ours.split(".")[:2] == theirs.split(".")[:2]
 
 
-def _none_in_common(names: tuple[str, ...], hello: Hello, ucx_version: str) -> PeerError:
+def _none_in_common(
+    names: tuple[str, ...], hello: Hello, ucx_version: str, apart: str
+) -> PeerError:
     ours = f"{','.join(names)} (UCX {ucx_version or 'none'})"
     theirs = f"{','.join(hello.lanes)} (UCX {hello.ucx_version or 'none'})"
     return PeerError(
-        f"no lane in common: prefill offers {theirs}, decode offers {ours}; cma needs one host "
-        "and one pid namespace, UCX lanes the same major.minor version",
+        f"no lane in common: prefill offers {theirs}, decode offers {ours}; cma needs one host, "
+        "user and pid namespace and a way from decode to the folder of prefill's socket"
+        f"{apart and f' ({apart})'}, UCX lanes the same major.minor version",
         fields={"lanes": f"prefill={theirs}, decode={ours}"},
     )

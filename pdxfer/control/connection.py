@@ -50,8 +50,8 @@ class Connection:
     ZeroMQ connects again after a break; after a refused handshake this does.
 
     Args:  read: reads with `receive` until None, or returns True when it left something.
-           connected: the connection is there, the first time or again. refused: the peer does not
-           admit our key.
+           connected: the connection is there, the first time or again. broken: it is not any more,
+           as when the peer's process has ended. refused: the peer does not admit our key.
     Threads:  the loop that ran `open`.
     """
 
@@ -63,6 +63,7 @@ class Connection:
         *,
         read: Callable[[], bool],
         connected: Callable[[], None],
+        broken: Callable[[], None],
         refused: Callable[[ConfigError], None],
     ) -> None:
         self.address = address
@@ -72,6 +73,7 @@ class Connection:
         self._keys = keys
         self._read = read
         self._connected = connected
+        self._broken = broken
         self._refused = refused
         self._socket: zmq.Socket[bytes] | None = None
         self.is_connected = False
@@ -206,6 +208,7 @@ class Connection:
             case zmq.Event.DISCONNECTED:
                 self.is_connected = False
                 self._suffer("the connection broke")
+                self._broken()
             case _:
                 self._suffer("nothing accepts connections there")
 

@@ -41,7 +41,8 @@ class ControlLink:
 
     Args:  incarnation: this agent's, 16 bytes. address: `tcp://host:port`. hello: what this agent
            says of itself. keys: CURVE, None for a prefill agent without keys. The callbacks are
-           those of `Callbacks`.
+           those of `Callbacks`; on_broken: the connection of that life's session broke. The session
+           goes on where the peer comes back, unless the owner knows better and ends it.
     Threads:  all calls and callbacks on the loop that ran `start`.
     """
 
@@ -55,6 +56,7 @@ class ControlLink:
         on_message: Callable[[bytes, Message], None],
         on_session: Callable[[bytes, Hello], None],
         on_lost: Callable[[bytes, str], None],
+        on_broken: Callable[[bytes], None] = lambda peer: None,
         heartbeat: Callable[[bytes], Heartbeat] | None = None,
     ) -> None:
         self.incarnation = incarnation
@@ -71,8 +73,10 @@ class ControlLink:
             keys,
             read=self._read,
             connected=self._on_connected,
+            broken=self._on_disconnected,
             refused=self._settle_waiters,
         )
+        self._on_broken = on_broken
         self._refusal: PdxferError | None = None
         """Why the last attempt was refused; the next attempt waits."""
         self._ready: set[asyncio.Future[Hello]] = set()
@@ -138,6 +142,11 @@ class ControlLink:
         return self._peer.incarnation if self.remote is not None else b""
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection to the address now, as far as its last event says."""
+        return self._connection.is_connected
+
+    @property
     def problem(self) -> str:
         """What keeps the peer from answering, in words."""
         return self._connection.problem
@@ -174,11 +183,23 @@ class ControlLink:
         if self.remote is not None:
             self._break(error)
 
+    def end(self, reason: str) -> None:
+        """The peer is known to be gone: end the session, ask for the next one at once.
+
+        `on_lost` is called before this returns. Nothing without a session.
+        """
+        if self.remote is not None:
+            self._peer.end(reason)
+
     # -- sessions ----------------------------------------------------------------------------
     def _on_connected(self) -> None:
         self._say_hello()
         if self.remote is not None:
             self._peer.restart()
+
+    def _on_disconnected(self) -> None:
+        if self.remote is not None:
+            self._on_broken(self.peer)
 
     def _begin(self) -> None:
         """Ask for a new session, and go on asking."""

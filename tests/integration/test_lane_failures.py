@@ -69,6 +69,36 @@ async def test_without_a_proof_pages_stay_quarantined_and_others_go_on(tmp_path,
         assert receiving.poll() is State.QUARANTINED
 
 
+async def test_a_lane_into_processes_is_not_opened_to_a_peer_that_has_not_proven_the_host(tmp_path):
+    """Whatever decode says of itself and of its lane address, prefill looks for its own proof."""
+    both = Both(tmp_path, silent=False)
+    async with both.workers() as (sender, reader, source, destination):
+        decode = both.agents["decode"]
+        honest, decode.neighbours.meet = decode.neighbours.meet, lambda peer, hello, done: done("")
+        with pytest.raises(PeerError, match=r"no lane left .* has not proven to be one"):
+            await reader.connect(sender.addresses, timeout_s=WAIT_S)
+        assert both.fabrics["prefill"].paths == {}
+        decode.neighbours.meet = honest
+    both = Both(tmp_path, silent=False)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+
+
+async def test_an_agent_that_closes_in_order_leaves_no_page_quarantined(tmp_path):
+    """Its process lives on, as that of a worker with an embedded agent: its word is the proof."""
+    both = Both(tmp_path, silent=False)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        _, receiving = await begin(sender, reader, 2)
+        await until(both.hub.ready)
+        both.hub.step(both.rng)
+        await both.agents["prefill"].stop("the test says so")
+        with pytest.raises(PdxferError):
+            await receiving.wait(WAIT_S)
+        await until(lambda: receiving.poll() is State.FAILED)
+        assert receiving.error.fields["fence"] == "drained"
+
+
 async def test_a_lane_that_prefill_cannot_have_gives_way_to_the_next(tmp_path):
     both = Both(tmp_path, ("broken", "inproc"), at_prefill=Broken())
     async with both.workers() as (sender, reader, source, destination):

@@ -412,6 +412,10 @@ class DecodeMachine:
         """The writing process of a prefill life is known to be dead (its pidfd is readable)."""
         self._receives.prove_all(peer_id, "dead")
 
+    def sender_silent(self, peer_id: bytes) -> None:
+        """A prefill life has ended in order, with all its lanes closed; its process may live on."""
+        self._receives.prove_all(peer_id, "drained")
+
     # -- time --------------------------------------------------------------------------------
     def tick(self, now: float) -> None:
         """Fail what waited past its deadline; show as QUARANTINED what has no proof in time."""
