@@ -34,23 +34,25 @@ _NO_LIMIT: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batches:
-    """The runs of a request, in batches.
+    """The runs of a request, divided into batches.
 
-    Shapes:  runs int64 [n, 5]: source region, source offset, destination region, destination
-             offset, length (bytes); splits int64 [batches + 1]: batch b is rows
-             `splits[b]:splits[b + 1]`.
+    Shapes:  runs: int64 [n, 5], a row being source region, source offset, destination region,
+             destination offset, length. splits: int64 [batches + 1]; batch b is the rows
+             `splits[b]:splits[b + 1]` of runs.
+    Units:   regions by number; offsets and lengths in bytes.
     """
 
     runs: NDArray[np.int64]
     splits: NDArray[np.int64]
     length_bytes: int
-    """Sum of the lengths; equal to `Plan.length_bytes` of the same ranges."""
+    """The lengths of all runs together; `Plan.length_bytes` says the same of the same ranges."""
 
 
 class Plan:
     """How pages of a source layout become pages of a destination layout.
 
-    Made by `plan`. Immutable; any thread may use it, and the native part runs without the GIL.
+    `pdxfer.layout.plan` makes it. It cannot be changed; any thread may use it, and native code runs
+    without the GIL.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Plan:
         self._core = compile_plan(source, destination, self._groups, pairs)
         self._pairs = pairs
         self.digest: bytes = _digest(source, destination, owned)
-        """32 bytes over planes, owned cells and order version; equal on both sides."""
+        """32 bytes, equal on both sides: over planes, owned cells and the order version."""
 
     @property
     def empty(self) -> bool:
@@ -80,12 +82,14 @@ class Plan:
         token_range: TokenRange | Mapping[str, TokenRange] | None = None,
         layers: Iterable[int] | None = None,
     ) -> NDArray[np.int64]:
-        """The runs of a request as one array; see `Batches.runs`.
+        """The runs of a request as one array, of the shape of `Batches.runs`.
 
         Args:    source_pages, destination_pages: ids or `Pages` of the only group, or a mapping
-                 from group to either. token_range: `[first, end)`, for every group or by group;
-                 None: all that the page lists of both sides hold, which must be the same tokens.
-        Raises:  as `batches`.
+                 from the names of groups to either. token_range: the tokens `[first, end)` that
+                 move, of every group or by group; None: all that the page lists of both sides
+                 hold, which must be the same tokens. layers: global layers of the source that
+                 move; None: all.
+        Raises:  ConfigError, ResourceError: where `batches` raises them.
         """
         source = as_group_pages(self.source, source_pages)
         destination = as_group_pages(self.destination, destination_pages)
@@ -106,21 +110,21 @@ class Plan:
         layers: Iterable[int] | None = None,
         batch_bytes: int = limits.BATCH_BYTES,
     ) -> Batches:
-        """The runs of a request.
+        """The runs of a request, divided into batches.
 
-        One batch per group and layer where every run belongs to one layer, else batches of about
-        `batch_bytes`. A run that grows over consecutive pages stays within `batch_bytes`.
+        There is a batch for each group and layer where every run belongs to one layer; elsewhere
+        batches have about `batch_bytes`, within which a run that grows over pages stays.
 
-        Args:    source, destination: pages by group. token_ranges: `[first, end)` of each group
-                 that moves; for a state group positions of ids. The end is rounded up to the page
-                 end where pages on both sides cover the same tokens. layers: global layers of the
-                 source that move; None: all.
-        Returns: runs that never overlap at the destination; empty where this pair owes nothing.
-        Raises:  ConfigError: ids outside `reserved_pages <= id < pages` or repeated at the
-                 destination, page lists too short, unknown groups or layers, a tile cut.
-                 ResourceError: more runs than `limits` allow. Nothing was written.
-        Threads: any; native code runs without the GIL.
-        Cost:    about 20 ns a run; the first request of a new shape compiles it.
+        Args:    source, destination: the pages of each group. token_ranges: the tokens `[first,
+                 end)` of each group that moves, positions of ids in a state group; an end is
+                 rounded up to the page end where pages on both sides cover the same tokens. layers:
+                 global layers of the source that move; None: all. batch_bytes: size of a batch.
+        Returns: runs that never overlap at the destination; none where this pair owes nothing.
+        Raises:  ConfigError: ids outside of `reserved_pages <= id < pages` or repeated at the
+                 destination, page lists that are too short, unknown groups or layers, a tile that
+                 would be cut. ResourceError: more runs than `limits` allow. Nothing was written.
+        Threads: any thread may call it; native code runs without the GIL.
+        Cost:    about 20 ns for each run; the first request of a new shape compiles it.
         """
         if batch_bytes < 1:
             raise ConfigError(f"batch_bytes is {batch_bytes}; it must be 1 or more")
@@ -132,16 +136,16 @@ class Plan:
         tokens: int,
         destination_first: Mapping[str, int] | None = None,
     ) -> dict[str, TokenRange]:
-        """`ranges` cut to what this source worker owes of them (`Owned.share`).
+        """The ranges of a request, cut to what this source worker owes of them.
 
-        Ranges as both sides have them before: `[first, end)` of the tokens that a request moves, by
-        group; positions of ids in a state group. They come back as they are where context parallel
-        does not divide them. Shares of all source workers together are the ranges, once each.
+        They come back as they are where context parallel ranks do not divide them (`Owned.share`).
+        The shares of all source workers together are the ranges, each token once.
 
-        Args:    tokens: of the whole request. destination_first: `Pages.first_token` of decode's
-                 pages by group; 0 where left out.
+        Args:    ranges: the tokens `[first, end)` that the request moves, by group; positions of
+                 ids in a state group. tokens: how many the whole request has. destination_first:
+                 the first token of the pages at decode by group; 0 where left out.
         Raises:  ConfigError: pages of decode that do not begin at a multiple of the page size, so
-                 that a share's end would be inside a page.
+                 that the end of a share would be inside of a page.
         """
         if self.owned.share.parts == 1:
             return dict(ranges)
@@ -168,12 +172,13 @@ class Plan:
     ) -> Outline:
         """The runs of a request in outline, for `pdxfer.cuda.descriptors` to fill in on a GPU.
 
-        Rows are those of `batches`, in its order, but that no run grows over the next page.
+        Its rows are the runs of `batches`, in the same order, but no run grows over the next page.
 
-        Args:    as `batches`.
-        Raises:  as `batches`.
-        Threads: any; native code runs without the GIL.
-        Cost:    O(page ids); with equal page sizes a few spans, else up to one per page and layer.
+        Args:    source, destination, token_ranges, layers: the arguments of `batches`.
+        Raises:  ConfigError, ResourceError: where `batches` raises them.
+        Threads: any thread may call it; native code runs without the GIL.
+        Cost:    grows with the number of page ids: a few spans with equal page sizes, else up to
+                 one for each page and layer.
         """
         chosen = self._chosen_layers(layers)
         request = read_request(self._groups, self._unmoved, source, destination, token_ranges)
@@ -199,10 +204,11 @@ class Plan:
         destination_first: Mapping[str, int] | None = None,
         layers: Iterable[int] | None = None,
     ) -> int:
-        """Bytes that `batches` plans for these ranges, without page ids.
+        """How many bytes `batches` plans for these ranges, which no page id is needed to tell.
 
-        Args:    source_first, destination_first: `Pages.first_token` by group; 0 where left out
-                 (any other start of a page comes to the same).
+        Args:    token_ranges, layers: the arguments of `batches`. source_first, destination_first:
+                 the first token of the pages of each side by group; 0 where left out, which any
+                 other start of a page comes to as well.
         Raises:  ConfigError: an unknown group or layer.
         """
         chosen = self._chosen_layers(layers)
@@ -306,11 +312,11 @@ class Plan:
 
     @cached_property
     def runs_per_page(self) -> float:
-        """Runs that a destination page of each group takes together, where no two pages touch."""
+        """How many runs a destination page of every group takes, where no two pages touch."""
         return sum(group.runs_per_page for group in self.summary().groups)
 
     def summary(self) -> PlanSummary:
-        """Runs and bytes a page, longest and shortest run, and which lane suits them."""
+        """What this plan costs: runs and bytes of a page, the longest and the shortest run."""
         groups = []
         for name, group in self._groups.items():
             with native_errors():

@@ -37,7 +37,7 @@ _CONFIG_FLAGS: Final = {
     "dtype": ("dtype", ""),
     "relayout": ("relayout", ""),
 }
-"""Flags of a side that is a model's config: the key of a TOML file in their place, the default."""
+"""Flags of a side that is a model's config: the key that a TOML file has, and the default."""
 _EXAMPLE: Final = """\
 a side as TOML:
   layout = "page_major"
@@ -55,11 +55,11 @@ keys of every layout:
 keys by layout (a file describes one group of layers; `group` names it):
 """
 _PAIRS_MAX: Final = 1 << 16
-"""Of a prefill and a decode rank."""
+"""How many pairs of a prefill and a decode rank are looked at."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
+    """Declare the flags of `pdxfer plan`."""
     for side in ("prefill", "decode"):
         one = parser.add_mutually_exclusive_group(required=side == "prefill")
         one.add_argument(f"--{side}", type=Path, metavar="TOML", help=f"the {side} instance")
@@ -89,7 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the summary, or the differing fields, both values and the remedy."""
+    """Print how the pair is written, or the fields that differ, both values and the remedy.
+
+    Returns: the exit code: 0 for a pair that works, 1 for one that cannot.
+    Raises:  ConfigError: a description that says nothing, or that no cache has.
+    """
     source, destination = _sides(options)
     _check_pairs(source, destination)
     _check_something_travels(source, destination)
@@ -109,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_pairs(source: Instance, destination: Instance) -> None:
-    """Refuses more pairs of ranks than are planned in the time that a person waits."""
+    """Refuse more pairs of ranks than are planned in the time that a person waits."""
     counts = len(source.workers), len(destination.workers)
     if counts[0] * counts[1] > _PAIRS_MAX:
         raise ConfigError(
@@ -120,7 +124,7 @@ def _check_pairs(source: Instance, destination: Instance) -> None:
 
 
 def _check_something_travels(source: Instance, destination: Instance) -> None:
-    """Refuses ignored parts that leave a decode rank nothing: a plan of no bytes says nothing."""
+    """Refuse ignored parts that leave a decode rank nothing: such a plan would say nothing."""
     ignored = {*source.ignore_parts, *destination.ignore_parts}
     for _, layout in destination.workers:
         parts = {plane.part for plane in layout.planes}
@@ -148,7 +152,9 @@ def _works_with_relayout(source: Instance, destination: Instance) -> bool:
 
 
 def summaries(source: Instance, destination: Instance) -> dict[int, list[tuple[int, PlanSummary]]]:
-    """By decode rank: each prefill rank that owes it something, and how it is written.
+    """What each prefill rank owes each decode rank.
+
+    Returns: by decode rank, the prefill ranks that owe it something, and what that costs.
 
     Raises:  LayoutMismatchError: the pair cannot work.
     """
@@ -174,7 +180,7 @@ def summaries(source: Instance, destination: Instance) -> dict[int, list[tuple[i
 
 
 def _show(found: dict[int, list[tuple[int, PlanSummary]]]) -> None:
-    """One table for all decode ranks that are written alike."""
+    """Print one table for all decode ranks that are written alike."""
     alike: dict[tuple[PlanSummary, ...], list[int]] = {}
     for receiver, senders in found.items():
         alike.setdefault(tuple(summary for _, summary in senders), []).append(receiver)
@@ -221,7 +227,7 @@ def _sides(options: argparse.Namespace) -> tuple[Instance, Instance]:
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    """Refuses flags that a TOML file would not hear of."""
+    """Refuse flags for a side that is a TOML file, which says these things itself."""
     files = [side for side in ("prefill", "decode") if getattr(options, side) is not None]
     for name, (key, _) in _CONFIG_FLAGS.items():
         value = getattr(options, name)
@@ -260,7 +266,7 @@ def _of_config(file: Path, options: argparse.Namespace, at: int) -> Instance:
 
 
 def _half(value: str, at: int) -> str:
-    """`A:B` for prefill and decode, or one value for both."""
+    """The half of `A:B` for prefill (0) or decode (1); a value without a colon is for both."""
     prefill, both, decode = value.partition(":")
     return decode if both and at else prefill
 

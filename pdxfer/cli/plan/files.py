@@ -26,14 +26,14 @@ _TOML_BYTES_MAX: Final = 64 << 10
 _JSON_BYTES_MAX: Final = 8 << 20
 """A model's config may list the layers that it does not quantise, one by one."""
 _DIGITS_MAX: Final = 30
-"""Of a number in JSON; a longer one stays text, which the check of its key refuses by name."""
+"""Digits of a number in JSON; a longer one stays text, which the check of its key refuses."""
 _LONG_NUMBER: Final = re.compile(r"\d[\d_]{4000}")
 
 
 def read_toml(file: Path) -> Instance:
     """One side of a pair from a TOML file.
 
-    Raises:  ConfigError naming the file and the key.
+    Raises:  ConfigError: a file that cannot be read, or a key or value that is none; names both.
     """
     text = _read(file, "layout", _TOML_BYTES_MAX)
     try:
@@ -58,6 +58,8 @@ def read_model_config(
     Full and sliding window layers become groups `full` and `swa`; latent attention is recognised by
     `kv_lora_rank`.
 
+    Args:    layout, page_size, sizes: what the file does not say of an instance. dtype, relayout:
+             None: the model's, and the layout's own.
     Raises:  ConfigError: no such file, a key that it lacks, a value that no model has, layers of
              another kind or that the file does not tell apart; names file and key.
     """
@@ -99,7 +101,7 @@ def _read(file: Path, what: str, most: int) -> str:
 
 
 def _why(error: Exception, text: str) -> str:
-    """What is wrong with a text that no parser takes."""
+    """Why a parser did not take a text, in words."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply; give a file of a few keys"
     long = next((line for line in text.splitlines() if _LONG_NUMBER.search(line)), None)
@@ -110,7 +112,7 @@ def _why(error: Exception, text: str) -> str:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Errors name the file."""
+    """Raise the errors inside of this context with the name of the file before their text."""
     try:
         yield
     except ConfigError as error:
@@ -135,7 +137,7 @@ def _model_config(file: Path) -> dict[str, object]:
 
 
 def _together(parts: list[Instance]) -> Instance:
-    """Instances of one group each as one: ranks keep the groups that they hold."""
+    """One instance of several that have a group each; each rank has the groups that it holds."""
     held: dict[Rank, list[KVLayout]] = {}
     for part in parts:
         for rank, layout in part.workers:

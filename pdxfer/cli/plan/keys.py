@@ -45,27 +45,27 @@ _ALIASES: Final = {
     "cache_dtype": "dtype",
     "kv_cache_dtype": "dtype",
 }
-"""What keys are called elsewhere."""
+"""Our names of keys, by what they are called elsewhere."""
 _NEAR: Final = 0.87
-"""Below it a name is no misspelling but another word."""
+"""Likeness of two names below which one is no misspelling of the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a description of one layout may have beside `layout`."""
+    """The keys that a description of one layout may have besides `layout`."""
 
     needed: tuple[str, ...]
     optional: tuple[str, ...]
-    """With those of the instance."""
+    """Keys that may be left out, those of the instance included."""
 
     @property
     def known(self) -> tuple[str, ...]:
-        """All of them."""
+        """Every key that the description may have."""
         return (*self.needed, *self.optional)
 
 
 def layout_names() -> tuple[str, ...]:
-    """The names that `layout` may have: of every layout that holds pages of tokens."""
+    """The names that the key `layout` may have: every layout that holds pages of tokens."""
     return tuple(entry.name for entry in catalog().values() if entry.heads or entry.latent)
 
 
@@ -80,7 +80,7 @@ def is_latent(layout: str, shape: Mapping[str, object]) -> bool:
 
 
 def builder_of(layout: str, *, latent: bool) -> Callable[..., KVLayout]:
-    """What makes a layout of this name.
+    """The builder that makes a layout of this name.
 
     Raises:  ConfigError: latent attention has no such layout, or only latent attention has it.
     """
@@ -98,7 +98,7 @@ def builder_of(layout: str, *, latent: bool) -> Callable[..., KVLayout]:
 
 
 def keys_of(layout: str, *, latent: bool) -> Keys:
-    """The keys of a layout, from the signature of what makes it.
+    """The keys of a layout, read from the signature of its builder.
 
     Raises:  ConfigError: latent attention has no such layout.
     """
@@ -121,7 +121,7 @@ def keys_of(layout: str, *, latent: bool) -> Keys:
 
 
 def _implied(entry: Entry, *, latent: bool) -> set[str]:
-    """Arguments of the builder that no description gives: they follow from the rest of it."""
+    """Arguments of the builder that no description gives, since they follow from the rest."""
     implied = {"pages", "head_first"}
     if entry.row is None:
         return implied
@@ -134,9 +134,9 @@ def _implied(entry: Entry, *, latent: bool) -> set[str]:
 
 
 def check_keys(layout: str, shape: Mapping[str, object]) -> None:
-    """Refuses unknown keys and missing ones, all at once, and says which there are.
+    """Refuse unknown keys and missing ones, all of them at once.
 
-    Raises:  ConfigError.
+    Raises:  ConfigError: naming them and the keys that the layout has.
     """
     latent = is_latent(layout, shape)
     keys = keys_of(layout, latent=latent)
@@ -158,7 +158,7 @@ def check_keys(layout: str, shape: Mapping[str, object]) -> None:
 
 
 def described() -> str:
-    """Every key by layout, for a person who writes a description."""
+    """The keys of every layout as text, for a person who writes a description."""
     alike: dict[tuple[bool, Keys], list[str]] = {}
     for latent, names in ((False, layout_names()), (True, latent_names())):
         for name in names:

@@ -24,22 +24,23 @@ _STATE_KEYS: Final = (
     "full_attn_idxs", "linear_attn_config", "linear_num_key_heads", "attn_type_list",
     "layer_group_size", "conv_L_cache", "lru_width",
 )  # fmt: skip
-"""Models that say with these which layers attend, and that the others keep state."""
+"""Keys of models of which some layers keep recurrent state."""
 _STATE_PREFIXES: Final = ("mamba_", "ssm_")
 _SHAPE_KEYS: Final = (
     "is_encoder_decoder", "cross_attention_layers", "num_kv_shared_layers", "use_cla",
     "block_configs", "index_topk",
 )  # fmt: skip
-"""Caches of other encoders, layers that share one, layers of several shapes, an index beside it."""
+"""Keys of models with a cache of another encoder, layers that share a cache, layers of several
+shapes, or an index beside the cache."""
 _HEAD_KEYS: Final = ("multi_query", "num_kv_heads", "n_head_kv", "multi_query_group_num")
-"""Other names of the number of KV heads."""
+"""Keys by which some models say how many KV heads they have, each in a way of its own."""
 _WINDOW_KEYS: Final = (
     "attention_chunk_size", "attention_window_size", "interleaved_sliding_window",
     "attention_layers", "attention_types", "local_attention", "sliding_window",
 )  # fmt: skip
 _PERIODS: Final = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4}
-"""By model type: of so many layers the last one attends to everything, unless the file has
-`sliding_window_pattern`."""
+"""How many layers, by model type, have one that attends to everything, the last of them; where the
+file has `sliding_window_pattern`, that counts."""
 _PER_GROUP: Final = (
     "Describe its layers in TOML files instead, one for each group (layers = [ids], group = "
     '"swa"): --prefill FILE, keys in `pdxfer plan --help`'
@@ -47,9 +48,9 @@ _PER_GROUP: Final = (
 
 
 def heads(config: dict[str, object]) -> tuple[str, dict[str, object]]:
-    """The key that says how many KV heads there are, and the values of heads.
+    """The key that says how many KV heads there are, and what a description says of heads.
 
-    Raises:  ConfigError: naming the key.
+    Raises:  ConfigError: a key that is missing or has no such value; the text names it.
     """
     if config.get("kv_lora_rank") is not None:
         return MLA_KEYS[0], {key: _number(config, key) for key in MLA_KEYS}
@@ -80,9 +81,9 @@ def heads(config: dict[str, object]) -> tuple[str, dict[str, object]]:
 
 
 def check_layout(config: dict[str, object], layout: str) -> None:
-    """Refuses the layout of latent attention for a model that has none.
+    """Refuse a layout of latent attention for a model that has no latent attention.
 
-    Raises:  ConfigError.
+    Raises:  ConfigError: naming the layout.
     """
     if is_latent(layout, {}) and config.get("kv_lora_rank") is None:
         raise ConfigError(
@@ -93,9 +94,9 @@ def check_layout(config: dict[str, object], layout: str) -> None:
 
 
 def stored_dtype(config: dict[str, object]) -> str:
-    """The dtype of the model, which is the cache's where no flag says otherwise.
+    """The element type of the model, which its cache has where no flag says otherwise.
 
-    Raises:  ConfigError: one that no cache has.
+    Raises:  ConfigError: a type that no cache has.
     """
     for key in ("torch_dtype", "dtype"):
         value = config.get(key)
@@ -111,9 +112,10 @@ def stored_dtype(config: dict[str, object]) -> str:
 
 
 def layer_groups(config: dict[str, object]) -> dict[str, list[int]]:
-    """Global layers by the name of their group.
+    """The global layers of each group, by the name of the group.
 
-    Raises:  ConfigError: naming the key that says something else than full or window attention.
+    Raises:  ConfigError: a key that says something else than full or window attention of them; the
+             text names it.
     """
     _check_shapes(config)
     kinds = config.get("layer_types")
@@ -130,7 +132,7 @@ def layer_groups(config: dict[str, object]) -> dict[str, list[int]]:
 
 
 def _check_shapes(config: dict[str, object]) -> None:
-    """Refuses what makes layers unlike, or keeps something else than pages."""
+    """Refuse a model whose layers are unlike, or keep something else than pages."""
     for key, value in config.items():
         if not value:
             continue
@@ -161,9 +163,9 @@ def _window(config: dict[str, object], key: str) -> bool:
 
 
 def _full_layers(config: dict[str, object], window: str, layers: Iterable[int]) -> set[int]:
-    """The layers that attend to everything, where the others have a window.
+    """The layers that attend to everything, in a model in which the others have a window.
 
-    Raises:  ConfigError: the file does not say which.
+    Raises:  ConfigError: the file does not say which layers these are.
     """
     if window == "sliding_window":
         first = config.get("max_window_layers")

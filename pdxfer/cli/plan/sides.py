@@ -15,26 +15,26 @@ from pdxfer.layout import KVLayout, Rank, Side
 from pdxfer.layout.validation import RELAYOUT
 
 PAGES: Final = 1024
-"""Of a described pool; how many there are does not enter a plan."""
+"""Pages of a described pool, whose number does not change a plan."""
 _HELD_LAYERS_MAX: Final = 1 << 18
-"""Layers of all TP ranks of an instance, each of which is described by planes of its own."""
+"""How many layers are looked at, of all TP ranks together: each has planes of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One side: its layouts by rank, and what it asks of a pair."""
+    """One side of a pair: the layout of each of its ranks, and what it asks of the other side."""
 
     name: str
-    """As it is shown."""
+    """Its layout and sizes in words, as they are shown."""
     workers: tuple[tuple[Rank, KVLayout], ...]
     relayout: str
     ignore_parts: tuple[str, ...] = ()
     file: str = ""
-    """That describes it."""
+    """The file that describes it."""
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        """Every worker in a comparison."""
+        """Each of its workers as a side of a comparison."""
         return tuple(
             Side(layout, rank.tp_size, self.relayout, self.ignore_parts, rank.pp_size == 1)
             for rank, layout in self.workers
@@ -43,7 +43,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What values are called where they come from, for texts."""
+    """What sizes are called where they come from, so that texts can name them."""
 
     tp: str = "attention_tp"
     pp: str = "pp_size"
@@ -54,9 +54,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many ranks an instance has.
+    """How many ranks an instance has, along each axis.
 
-    Raises:  ConfigError: more than are served.
+    Raises:  ConfigError: more ranks than are served.
     """
 
     tp: int = 1
@@ -75,7 +75,7 @@ class Sizes:
             )
 
     def ranks(self) -> list[Rank]:
-        """Every rank, by index."""
+        """Every rank of the instance, ordered by index."""
         numbers = itertools.product(range(self.pp), range(self.cp), range(self.tp))
         return [
             Rank(tp=tp, tp_size=self.tp, pp=pp, pp_size=self.pp, cp=cp, cp_size=self.cp)
@@ -86,11 +86,12 @@ class Sizes:
 def describe(
     values: Mapping[str, object], sizes: Sizes | None = None, every: list[int] | None = None
 ) -> Instance:
-    """Every rank of the instance that these keys describe.
+    """The instance that a description with these keys means, with every rank of it.
 
-    Args:    values: keys of a builder and of the instance. sizes: instead of those among the keys.
-             every: layers of all groups, which stages divide; None: those of this one.
-    Raises:  ConfigError: naming key, value and what to give instead.
+    Args:    values: the keys of a layout and of the instance. sizes: numbers of ranks, instead of
+             those among the keys. every: the layers of all groups, which pipeline stages divide;
+             None: those of this group.
+    Raises:  ConfigError: a key or a value that cannot be; the text names it and what to give.
     """
     shape = dict(values)
     check_kinds(shape)
@@ -122,7 +123,7 @@ def describe(
 
 
 def _stages(ids: list[int], every: list[int], sizes: Sizes) -> list[list[int]]:
-    """Which of `ids` each pipeline stage holds, where the stages divide `every` layer."""
+    """The layers of a group that each pipeline stage holds, where stages divide `every` layer."""
     _check_layers(sizes, len(every))
     ends = [len(every) * stage // sizes.pp for stage in range(sizes.pp + 1)]
     wholes = [set(every[first:end]) for first, end in itertools.pairwise(ends)]
@@ -130,7 +131,7 @@ def _stages(ids: list[int], every: list[int], sizes: Sizes) -> list[list[int]]:
 
 
 def _check_layers(sizes: Sizes, layers: int) -> None:
-    """Refuses stages without a layer, and more layers of ranks than are looked at."""
+    """Refuse stages without a layer, and more layers of ranks than are looked at."""
     terms = sizes.terms
     if layers < sizes.pp:
         raise ConfigError(
@@ -150,7 +151,7 @@ def _check_layers(sizes: Sizes, layers: int) -> None:
 def _split_heads(
     name: str, shape: dict[str, object], sizes: Sizes
 ) -> tuple[dict[str, object], list[int | None]]:
-    """The shape of every TP rank, and the first head of each; None where there are no heads.
+    """The keys that all TP ranks share, and the first head of each; None where there are no heads.
 
     The model's heads are split, and replicated where there are too few.
 
@@ -183,7 +184,7 @@ def _total_heads(heads: str, here: object, total: object, tp: int) -> int:
 
 
 def _check_split(total: int, sizes: Sizes) -> None:
-    """Refuses ranks that cannot share the heads evenly: the last heads would be on no rank."""
+    """Refuse ranks that cannot share the heads evenly, since the last heads would be on no rank."""
     tp, terms = sizes.tp, sizes.terms
     if total % tp == 0 or tp % total == 0:
         return
@@ -201,7 +202,7 @@ def _build(name: str, shape: dict[str, object], layers: list[int]) -> KVLayout:
 
 
 def _called(builder: Callable[..., KVLayout], shape: dict[str, object]) -> KVLayout:
-    """The layout that a builder makes of these keys."""
+    """The layout that a builder makes of these keys, with errors that name the keys."""
     try:
         return builder(**shape)
     except ConfigError as error:
@@ -213,7 +214,7 @@ def _called(builder: Callable[..., KVLayout], shape: dict[str, object]) -> KVLay
 
 
 def _numbers(shape: dict[str, object]) -> str:
-    """The numbers of a shape, for a text."""
+    """The numbers of a shape in words, for a text."""
     layers = shape["layers"]
     count = len(layers) if isinstance(layers, list) else 1
     others = {key: value for key, value in shape.items() if isinstance(value, int)}

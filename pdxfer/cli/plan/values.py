@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 NUMBER_MAX: Final = (1 << 31) - 1
-"""Of a number that no limit bounds: one such beside ordinary ones comes to no byte count over 63
-bits."""
+"""The largest number that a key takes which no limit bounds: one of these beside ordinary numbers
+comes to no byte count of over 63 bits."""
 _LENGTH_MAX: Final = 1 << 48
 _NUMBERS: Final = frozenset(
     {
@@ -29,9 +29,9 @@ _SHOWN_CHARACTERS: Final = 80
 
 
 def check_kinds(values: Mapping[str, object]) -> None:
-    """Refuses, by key, a value of another type than the key takes. Unknown keys are left alone.
+    """Refuse a value of another type than its key takes; unknown keys are left alone.
 
-    Raises:  ConfigError.
+    Raises:  ConfigError: naming the key, the value and what it takes.
     """
     for key, value in values.items():
         if key in _NUMBERS:
@@ -45,9 +45,9 @@ def check_kinds(values: Mapping[str, object]) -> None:
 
 
 def number(key: str, value: object, *, least: int = 1, most: int = NUMBER_MAX) -> int:
-    """A whole number of `least` to `most`.
+    """The value of a key that is a whole number of `least` to `most`.
 
-    Raises:  ConfigError: another, or no number.
+    Raises:  ConfigError: another number, or none; the text names the key.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise _wrong(key, value, f"it must be {least} or more, and at most {most}")
@@ -55,9 +55,12 @@ def number(key: str, value: object, *, least: int = 1, most: int = NUMBER_MAX) -
 
 
 def layer_list(key: str, value: object) -> list[int]:
-    """Global layer ids from a count or from the ids, bounded before any is made.
+    """The global layer ids that a count or a list of ids means.
 
-    Raises:  ConfigError: neither, none, too many, or an id that is none or there twice.
+    The number of them is checked before any is made.
+
+    Raises:  ConfigError: neither a count nor a list, no layer, too many layers, an id that is no
+             number or is there twice.
     """
     most = limits.PLANES_MAX
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
@@ -73,9 +76,9 @@ def layer_list(key: str, value: object) -> list[int]:
 
 
 def part_names(key: str, value: object) -> tuple[str, ...]:
-    """A list of parts.
+    """The names of parts that a key lists.
 
-    Raises:  ConfigError: no list, or one of anything else than names.
+    Raises:  ConfigError: no list, or a list of anything else than names.
     """
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
         raise _wrong(key, value, 'a list of parts is needed, as in ["k_scale", "v_scale"]')
@@ -83,9 +86,9 @@ def part_names(key: str, value: object) -> tuple[str, ...]:
 
 
 def choice(key: str, value: object, known: Iterable[str]) -> str:
-    """One of `known`.
+    """The value of a key that is one of the known ones.
 
-    Raises:  ConfigError: another.
+    Raises:  ConfigError: another value; the text lists those that are known.
     """
     names = tuple(known)
     if not isinstance(value, str) or value not in names:
@@ -94,7 +97,7 @@ def choice(key: str, value: object, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Any value in at most a line, also one that `repr` cannot say."""
+    """Any value as text of at most a line, also a value whose `repr` fails."""
     text = repr_of(value)
     if len(text) <= _SHOWN_CHARACTERS:
         return text
