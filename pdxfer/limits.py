@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 # -- control plane ---------------------------------------------------------------------------
-CONTROL_MESSAGE_BYTES_MAX: Final = (8 << 20) + (64 << 10)
-"""Largest control message; ZMQ_MAXMSGSIZE. Holds 1 M packed 64-bit page ids and their message."""
+CONTROL_MESSAGE_BYTES_MAX: Final = (32 << 20) + (64 << 10)
+"""Largest control message; ZMQ_MAXMSGSIZE. Holds 4 M packed 64-bit page ids and their message."""
 CONTROL_ARRAY_ITEMS_MAX: Final = 65_536
 """Items of one array in a message; holds every plane of a layout."""
 CONTROL_MAP_ITEMS_MAX: Final = 65_536
@@ -113,8 +113,8 @@ COMMIT_BYTES_MAX: Final = AUX_BYTES_MAX + 4_096
 """Largest commit payload on a lane."""
 QUARANTINED_SHARE_MAX: Final = 0.25
 """Share of a pool's pages that may be quarantined before new receives are refused."""
-PAGES_PER_MESSAGE_MAX: Final = 1 << 20
-"""Page ids in one message, after unpacking."""
+PAGES_PER_MESSAGE_MAX: Final = 1 << 22
+"""Page ids in one message, after unpacking: those of one call, all its groups together."""
 CHUNKS_PER_TRANSFER_MAX: Final = 65_536
 """Calls of `send` for one room."""
 SEGMENT_BYTES: Final = 1 << 20
@@ -153,7 +153,7 @@ PREFAULT_SLICE_BYTES: Final = 256 << 20
 """Shared memory is touched in slices of this size, with a progress report after each."""
 
 # -- local socket ----------------------------------------------------------------------------
-LOCAL_MESSAGE_BYTES_MAX: Final = 32 << 20
+LOCAL_MESSAGE_BYTES_MAX: Final = (32 << 20) + (1 << 20)
 """Largest message between a worker and its agent."""
 LOCAL_FDS_MAX: Final = 64
 """File descriptors in one local message."""

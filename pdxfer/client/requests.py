@@ -18,6 +18,7 @@ from pdxfer.client.arguments import (
 from pdxfer.client.pages import (
     check_covers,
     check_layers,
+    check_not_over,
     end_token,
     normalise,
     pack,
@@ -111,6 +112,8 @@ def chunk_message(  # noqa: PLR0913 the surface of `send`, and which transfer
     if tokens is not None:
         tokens = check_count("tokens", tokens, 1)
     groups = normalise(layout, pages, {})
+    if tokens is not None:
+        check_not_over(layout, groups, tokens)  # where the chunk begins, the agent alone knows
     return SendChunk(
         request=request,
         transfer=transfer,
@@ -189,6 +192,8 @@ def place_message(
     if prefix_tokens > tokens:
         raise ConfigError(f"prefix_tokens={prefix_tokens} is more than tokens={tokens}")
     check_covers(layout, groups, tokens)
+    if tokens > prefix_tokens:
+        check_not_over(layout, groups, tokens)
     return PlacePages(
         request=request,
         transfer=transfer,

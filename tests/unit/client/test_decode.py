@@ -113,6 +113,8 @@ def test_where_pages_begin_and_how_many_tokens_they_hold(
         ([16], {}, "outside 1 <= id < 16"),
         ([3, 3], {}, "page id 3 of group full at position 1 appeared before"),
         ([1, 2], {"tokens": 9}, "2 pages of 4 tokens from token 0 end at token 8.*tokens=9"),
+        ([1, 2, 3], {"tokens": 8}, "3 pages of 4 tokens from token 0 on end at token 12.*last 1 "),
+        ([2, 3], {"tokens": 8, "prefix_tokens": 7}, "from token 4 on end at token 12.*last 1 out"),
         ([1, 2], {"tokens": 0}, "tokens=0"),
         ([], {}, "tokens=0: the pages hold no tokens"),
         ([], {"tokens": 1}, "0 pages of 4 tokens from token 0 end at token 0"),

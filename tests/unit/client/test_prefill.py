@@ -123,6 +123,7 @@ def test_bad_rooms_are_refused(prefill_agent, prefill, room):
         ([1.5], {}, "integers"),
         ([[1]], {}, "one-dimensional"),
         ({"swa": [1]}, {}, "group 'swa'"),
+        ([1, 2, 3], {"tokens": 4}, "3 pages of 4 tokens from token 0 on end.*leave the last 2 out"),
         ([1], {"tokens": 0}, "tokens=0"),
         ([1], {"tokens": True}, "tokens=True"),
         ([1], {"tokens": 4.0}, "tokens=4.0"),
