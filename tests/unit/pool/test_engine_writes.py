@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pdxfer.errors import ConfigError, ResourceError  # noqa: E402
-from pdxfer.layout.builders.host import HOST_ARRANGEMENTS  # noqa: E402
+from pdxfer.layout.builders import table  # noqa: E402
 from pdxfer.pool import (  # noqa: E402
     HostPool,
     HybridMambaPool,
@@ -249,7 +249,7 @@ class TestPagesThatAreNotFlat:
         assert torch.equal(bits(page.flatten()), bits(pool.get_data_page(4)))
         del page
 
-    @pytest.mark.parametrize("arrangement", HOST_ARRANGEMENTS)
+    @pytest.mark.parametrize("arrangement", table.names(table.HOST))
     @pytest.mark.parametrize("family", ["kv", "draft", "sparse"])
     def test_parts_of_other_shapes_are_no_one_tensor(self, make, arrangement, family):
         pool = make(HostPool, make(FAMILIES[family]["page"]), layout=arrangement, pages=5)
