@@ -19,6 +19,7 @@ from pdxfer.layout.builders.host import units_of
 from pdxfer.layout.builders.parts import only_group
 from pdxfer.pool import moves
 from pdxfer.pool.blocks import PageBlock, page_blocks
+from pdxfer.pool.borrowed import BorrowedRegions
 from pdxfer.pool.copies import CHUNK_SLOTS, Chunk, HostCopy, check_copy, copy_in, copy_out
 from pdxfer.pool.refusals import ShapeError, SlotError
 from pdxfer.pool.rows import PartRows, slots_of, widened
@@ -47,15 +48,20 @@ class Pool:
         layout: KVLayout,
         *,
         device: str = "cpu",
-        memory: SharedMemory | torch.Tensor | None = None,
+        memory: SharedMemory | torch.Tensor | list[torch.Tensor] | None = None,
         align_bytes: int = REGION_ALIGN_BYTES,
         pin: bool = False,
     ) -> None:
-        """Take or make the memory of `layout`; see `Storage`."""
+        """Take or make the memory of `layout`; see `Storage`.
+
+        Args:    memory: also one tensor of bytes a region, which stay their owner's.
+        """
         self.layout = layout
         self.device = device
-        self._storage = Storage(
-            layout, device=device, memory=memory, align_bytes=align_bytes, pin=pin
+        self._storage = (
+            BorrowedRegions(layout, memory)
+            if isinstance(memory, list)
+            else Storage(layout, device=device, memory=memory, align_bytes=align_bytes, pin=pin)
         )
         self.length_bytes = self._storage.length_bytes
         """Of the memory."""

@@ -8,7 +8,7 @@ A host pool has `layout` and `memory`: it can be the source or the destination o
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -19,6 +19,8 @@ from pdxfer.layout.builders.parts import only_group
 from pdxfer.memory import available_bytes
 from pdxfer.pool.base import TokenPool
 from pdxfer.pool.blocks import PageBlock, page_blocks
+from pdxfer.pool.copies import kind_of
+from pdxfer.pool.engine_pool import as_pool
 from pdxfer.pool.host_buffer import host_shape
 from pdxfer.pool.page_allocator import PageAllocator
 from pdxfer.pool.refusals import HostMemoryError, ShapeError, SlotError, value_errors
@@ -34,15 +36,6 @@ _GB: Final = 1e9
 _SLOTS_END: Final = 1 << 62
 
 
-class _Like(Protocol):
-    """What a host pool is made after."""
-
-    @property
-    def layout(self) -> KVLayout:
-        """Its parts, layers and heads are taken."""
-        ...
-
-
 class HostPool(TokenPool):
     """Pages of a device pool's parts in host memory, without reserved pages; pinned where a GPU is.
 
@@ -52,7 +45,7 @@ class HostPool(TokenPool):
     @value_errors()
     def __init__(  # noqa: PLR0913 SGLang's constructor
         self,
-        device_pool: _Like,
+        device_pool: object,
         host_to_device_ratio: float = 2.0,
         host_size: float = 0,
         page_size: int | None = None,
@@ -66,7 +59,8 @@ class HostPool(TokenPool):
         """Make the pool, all zero, all pages free.
 
         Args:
-            device_pool: of one token group; what it holds, this pool holds.
+            device_pool: of one token group; what it holds, this pool holds. An engine's own pool,
+                of which `pdxfer.pool.EnginePool` knows the layout, or anything with a `layout`.
             host_to_device_ratio: slots as a multiple of the device pool's.
             host_size: GB (1e9 bytes) instead; 0: by the ratio.
             page_size: None: the device pool's.
@@ -79,17 +73,19 @@ class HostPool(TokenPool):
         Raises:
             ConfigError: a layout that cannot hold these parts. ResourceError: not enough memory.
         """
-        group = only_group(device_pool.layout)
         self.device_pool = device_pool
+        self._device = as_pool(device_pool)
+        device_layout = self._device.layout
+        group = only_group(device_layout)
         self.arrangement = layout
         """Name of the order; `layout` is the byte map."""
         self.page_size = group.page_size if page_size is None else page_size
         positive(page_size=self.page_size)
         if pages is None:
-            slots = _slots_of_size(device_pool.layout, host_to_device_ratio, host_size)
+            slots = _slots_of_size(device_layout, host_to_device_ratio, host_size)
             pages = slots // self.page_size + 1
         made = host_layout(
-            device_pool.layout,
+            device_layout,
             layout,
             pages=pages,
             page_size=self.page_size,
@@ -210,7 +206,7 @@ class HostPool(TokenPool):
     # -- between host and device ---------------------------------------------------------------
     def load_to_device_per_layer(
         self,
-        device_pool: TokenPool,
+        device_pool: object,
         host_indices: torch.Tensor,
         device_indices: torch.Tensor,
         layer_id: int,
@@ -222,15 +218,16 @@ class HostPool(TokenPool):
         Raises:  ShapeError, SlotError: other parts, no slots, other counts, no such layer; nothing
                  was written.
         """
-        host, device = self._slots(device_pool, host_indices, device_indices, io_backend)
+        pool = self._known(device_pool)
+        host, device = self._slots(pool, host_indices, device_indices, io_backend)
         if not 0 <= layer_id < len(self.layout.layers):
             raise SlotError(f"layer_id {layer_id} is outside 0 to {len(self.layout.layers) - 1}")
-        for theirs, mine in self._pairs(device_pool, self.layout.layers[layer_id]):
+        for theirs, mine in self._pairs(pool, self.layout.layers[layer_id]):
             theirs.scatter(device, mine.gather(host).to(device.device))
 
     def backup_from_device_all_layer(
         self,
-        device_pool: TokenPool,
+        device_pool: object,
         host_indices: torch.Tensor,
         device_indices: torch.Tensor,
         io_backend: str = "kernel",
@@ -239,9 +236,10 @@ class HostPool(TokenPool):
 
         Raises:  ShapeError, SlotError: other parts, no slots, other counts; nothing was written.
         """
-        host, device = self._slots(device_pool, host_indices, device_indices, io_backend)
+        pool = self._known(device_pool)
+        host, device = self._slots(pool, host_indices, device_indices, io_backend)
         for layer in self.layout.layers:
-            for theirs, mine in self._pairs(device_pool, layer):
+            for theirs, mine in self._pairs(pool, layer):
                 mine.scatter(host, theirs.gather(device).to("cpu"))
 
     # -- inside --------------------------------------------------------------------------------
@@ -308,6 +306,16 @@ class HostPool(TokenPool):
                 f"indices has {loc.numel()} token ids, no multiple of page_size={self.page_size}"
             )
         return [self._page(index) for index in loc[:: self.page_size].tolist()]
+
+    def _known(self, device_pool: object) -> TokenPool:
+        """A device pool by its layout.
+
+        Raises:  ShapeError: nothing that has rows by slot.
+        """
+        pool = self._device if device_pool is self.device_pool else as_pool(device_pool)
+        if not isinstance(pool, TokenPool):
+            raise ShapeError(f"device_pool is {kind_of(device_pool)}; a pool of tokens is needed")
+        return pool
 
     def _slots(
         self,

@@ -114,19 +114,25 @@ class Storage:
         Raises:  ConfigError: an offset or stride that is no multiple of the element.
         """
         item = dtype.itemsize
-        offset = self.offset(plane.region, plane.base)
-        places = (offset, plane.page_stride, plane.row_stride, plane.head_stride, plane.cell_bytes)
+        places = (
+            plane.base,
+            plane.page_stride,
+            plane.row_stride,
+            plane.head_stride,
+            plane.cell_bytes,
+        )
         if any(place % item for place in places):
             raise ConfigError(
                 f"plane {plane.group}/{plane.part}/{plane.layer} has offset, strides and cell of "
                 f"{places} bytes, which are no multiples of the {item} bytes of {dtype}"
             )
         shape = (pages, plane.rows, plane.heads, plane.cell_bytes // item)
-        return self.strided(dtype, offset, shape, (*(place // item for place in places[1:4]), 1))
+        strides = (*(place // item for place in places[1:4]), 1)
+        return self._view(dtype, (plane.region, plane.base), shape, strides)
 
     def block(self, region: int, base: int, stride: int, shape: tuple[int, int]) -> torch.Tensor:
         """Bytes `[pages, length]`, pages `stride` apart; a view."""
-        return self.strided(torch.uint8, self.offset(region, base), shape, (stride, 1))
+        return self._view(torch.uint8, (region, base), shape, (stride, 1))
 
     def strided(
         self,
@@ -168,6 +174,25 @@ class Storage:
                 if pinned:
                     self._pin()
                 raise
+
+    def _view(
+        self,
+        dtype: torch.dtype,
+        place: tuple[int, int],
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+    ) -> torch.Tensor:
+        """A view of a region; `place` is (region, offset in bytes), strides are in elements.
+
+        Raises:  ConfigError: the region begins at no multiple of the element.
+        """
+        offset = self.offset(*place)
+        if offset % dtype.itemsize:
+            raise ConfigError(
+                f"region {place[0]} has elements of {dtype} at byte {offset} of the memory, which "
+                f"is no multiple of their {dtype.itemsize} bytes"
+            )
+        return self.strided(dtype, offset, shape, strides)
 
     def _device_memory(self) -> torch.Tensor:
         try:
