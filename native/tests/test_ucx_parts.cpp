@@ -187,6 +187,10 @@ void settings_are_checked_here() {
   setenv("UCX_RNDV_THRESH", "64K", 1);
   CHECK(value(settings_for(tcp, 1, 22), "RNDV_THRESH").empty());
   unsetenv("UCX_RNDV_THRESH");
+  // Addresses have the form that is checked, whatever the environment says.
+  setenv("UCX_ADDRESS_VERSION", "v2", 1);
+  CHECK(value(settings_for(tcp, 1, 22), "ADDRESS_VERSION") == "v1");
+  unsetenv("UCX_ADDRESS_VERSION");
 }
 
 void transports_are_those_asked_for() {

@@ -118,7 +118,9 @@ class UcxPath:
 class UcxFabric:
     """One UCX lane of one agent; see `pdxfer.fabric.base.Fabric`.
 
-    Settings: a `UCX_*` variable of the environment wins over what is set here.
+    Settings: a `UCX_*` variable of the environment wins over what is set here, except for the three
+        that give addresses their form (`UCX_ADDRESS_VERSION`, `UCX_ADDRESS_DEBUG_INFO` and
+        `UCX_UNIFIED_MODE`): addresses from outside are read before UCX is given them.
     Threads: any. `register`, `open_receiver`, `close_receiver` and `close` wait for the progress
         thread (tcp: well under 5 ms each), bounded by 10 s; everything else queues and returns.
     Fork: a forked child must not use it; every call raises LocalProtocolError there.
@@ -259,6 +261,8 @@ class UcxFabric:
         end of one that did not open; no `PathClosed` follows.
 
         The path has a UCX worker of its own: only its end stops the writes of one path safely.
+        What UCX is to connect to is checked byte by byte before: a forged address is an error of
+        `PathOpened`.
 
         Raises: LocalProtocolError when `address` is no lane address, or was cut off or changed.
         """

@@ -15,7 +15,8 @@ Config read_config(const LaneSettings& lane, const Runtime& loaded) {
   ucp_config_t* raw = nullptr;
   check(ucp_config_read(nullptr, nullptr, &raw), "reading the UCX configuration");
   Config config(raw, &ucp_config_release);
-  for (const auto& [name, value, optional] : settings_for(lane, loaded.major, loaded.minor)) {
+  for (const auto& [name, value, optional, fixed] :
+       settings_for(lane, loaded.major, loaded.minor)) {
     const ucs_status_t status = ucp_config_modify(config.get(), name.c_str(), value.c_str());
     if (status != UCS_OK && !optional) {
       throw SettingError("UCX_" + name + "=" + value + " is refused by UCX " + loaded.version() +

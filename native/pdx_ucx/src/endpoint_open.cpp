@@ -37,16 +37,14 @@ void SendEndpoint::open(const LaneAddress& address, std::uint64_t deadline_ns) {
 
 void SendEndpoint::create_handle(const LaneAddress& address) {
   ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(address.worker.data());
+  params.field_mask = UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &SendEndpoint::on_error;
   params.err_handler.arg = this;
-  const ucs_status_t status = ucp_ep_create(worker_->handle(), &params, &handle_);
-  if (status != UCS_OK) {
-    handle_ = nullptr;
-    check(status, "connecting to the receiver");
+  std::string problem;
+  handle_ = worker_->connect(address.worker, params, problem);
+  if (handle_ == nullptr) {
+    throw ResourceError("connecting to the receiver: " + problem);
   }
 }
 

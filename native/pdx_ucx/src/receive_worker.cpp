@@ -77,16 +77,14 @@ void ReceiveWorker::welcome(std::uint64_t path, const LaneAddress& worker) {
 
 void ReceiveWorker::watch(const LaneAddress& sender) {
   ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(sender.worker.data());
+  params.field_mask = UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &ReceiveWorker::on_error;
   params.err_handler.arg = this;
-  const ucs_status_t status = ucp_ep_create(worker_->handle(), &params, &watch_);
-  if (status != UCS_OK) {
-    watch_ = nullptr;
-    lose("connecting back to the sender: " + status_text(status));
+  std::string problem;
+  watch_ = worker_->connect(sender.worker, params, problem);
+  if (watch_ == nullptr) {
+    lose("connecting back to the sender: " + problem);
   }
 }
 

@@ -90,6 +90,13 @@ std::vector<Setting> settings_for(const LaneSettings& lane, unsigned ucx_major,
   // every path. And UCX 1.22 ends the process when a peer that has just begun to close resets a
   // connection that is made at once.
   all.push_back({"TCP_CONN_NB", "y"});
+  // Addresses from outside are read before UCX is given them, so they have one form. Older ones
+  // have this form only.
+  if (ucx_major > 1 || ucx_minor >= 13) {
+    all.push_back({"ADDRESS_VERSION", "v1", true, true});
+  }
+  all.push_back({"ADDRESS_DEBUG_INFO", "n", true, true});
+  all.push_back({"UNIFIED_MODE", "n", true, true});
   add_newer(all, lane, ucx_major, ucx_minor);
   if (lane.lane == "cma") {
     // Messages and liveness by tcp (a killed peer is seen at once, a zombie too); puts cannot go
@@ -107,7 +114,7 @@ std::vector<Setting> settings_for(const LaneSettings& lane, unsigned ucx_major,
     all.push_back({"TCP_PORT_RANGE", lane.tcp_port_range});
   }
   std::erase_if(all, [](const Setting& setting) {
-    return std::getenv(("UCX_" + setting.name).c_str()) != nullptr;
+    return !setting.fixed && std::getenv(("UCX_" + setting.name).c_str()) != nullptr;
   });
   return all;
 }

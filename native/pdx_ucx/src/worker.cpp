@@ -33,6 +33,29 @@ void Worker::learn_descriptor_and_address() {
   check(ucp_worker_get_address(handle_, &raw, &size), what);
   address_.assign(reinterpret_cast<const char*>(raw), size);
   ucp_worker_release_address(handle_, raw);
+  try {
+    parsed_ = WorkerAddress::parse(address_);
+  } catch (const UsageError& error) {
+    throw ResourceError(std::string("the address that this UCX gives its own worker is not "
+                                    "understood, so none of a peer can be checked: ") +
+                        error.what());
+  }
+}
+
+ucp_ep_h Worker::connect(const std::string& address, ucp_ep_params_t params, std::string& problem) {
+  problem = WorkerAddress::problem(address, parsed_);
+  if (!problem.empty()) {
+    return nullptr;
+  }
+  params.field_mask |= UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  ucp_ep_h endpoint = nullptr;
+  const ucs_status_t status = ucp_ep_create(handle_, &params, &endpoint);
+  if (status != UCS_OK) {
+    problem = status_text(status);
+    return nullptr;
+  }
+  return endpoint;
 }
 
 void Worker::on_message(unsigned id, ucp_am_recv_callback_t handler, void* argument) {

@@ -23,10 +23,12 @@ struct Setting {
   std::string value;
   // Left out, not refused, where this UCX does not know it.
   bool optional = false;
+  // Not left to the environment.
+  bool fixed = false;
 };
 
 // The settings for this lane, names without `UCX_`. Those whose UCX_ variable is set in the
-// environment are left out: the user's word counts.
+// environment are left out: the user's word counts, except where a setting is fixed.
 // Raises: SettingError naming the setting, its value and what it may be.
 std::vector<Setting> settings_for(const LaneSettings& lane, unsigned ucx_major, unsigned ucx_minor);
 

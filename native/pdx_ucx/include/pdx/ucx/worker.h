@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "pdx/ucx/worker_address.h"
+
 namespace pdx::ucx {
 
 class Context;
@@ -14,7 +16,8 @@ class WorkerSet;
 class Worker {
  public:
   // It belongs to the set while it lives.
-  // Raises: ResourceError with the UCX status, or when no descriptor is left.
+  // Raises: ResourceError with the UCX status, when no descriptor is left, or when this UCX writes
+  // addresses that are not understood here.
   Worker(const Context& context, WorkerSet& set);
   // Destroys the worker and every endpoint on it; what was in flight ends here with its callbacks.
   // When this returns, no write that comes over a connection of this worker (tcp) can land any
@@ -26,6 +29,9 @@ class Worker {
   ucp_worker_h handle() const { return handle_; }
   int fileno() const { return fd_; }
   const std::string& address() const { return address_; }
+  // Makes an endpoint to the worker that is called `address`, which may come from anyone; `params`
+  // has everything else. nullptr and a text in `problem` when the address is refused or UCX cannot.
+  ucp_ep_h connect(const std::string& address, ucp_ep_params_t params, std::string& problem);
 
   // Calls `handler` with `argument` for each whole message `id`.
   void on_message(unsigned id, ucp_am_recv_callback_t handler, void* argument);
@@ -46,6 +52,7 @@ class Worker {
   ucp_worker_h handle_ = nullptr;
   int fd_ = -1;
   std::string address_;
+  WorkerAddress parsed_;
 };
 
 // Force closes an endpoint whose worker is destroyed next, without progress in between. UCX 1.22
