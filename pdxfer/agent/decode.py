@@ -13,6 +13,7 @@ from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.ports import WorkerPort, to_pages
 from pdxfer.agent.receive_sides import ReceiveSides, silence_of
+from pdxfer.agent.writers import Writers
 from pdxfer.control.keys import load_client_keys
 from pdxfer.control.link import ControlLink
 from pdxfer.control.links import Links
@@ -46,7 +47,9 @@ from pdxfer.wire.messages import (
     Hello,
     LaneFailed,
     Message,
+    Place,
     Progress,
+    Receive,
     WorkerInfo,
 )
 
@@ -75,6 +78,7 @@ class DecodeAgent(Agent):
         )
         self._links = Links(self.machine, self._make_link, self._on_refused)
         self._sides = ReceiveSides(self.lanes)
+        self._writers = Writers(self.lanes, self.neighbours, self._sides.reach)
         self._connecting: list[_Connecting] = []
 
     async def stop(self, reason: str) -> None:
@@ -338,10 +342,18 @@ class DecodeAgent(Agent):
         link = self._link_to(peer)
         if link is None:
             return
+        if isinstance(message, Place) or (isinstance(message, Receive) and message.place):
+            self._note_writers(message.generation)
         try:
             link.send(message)
         except PdxferError as error:
             self._end_session(peer, error)
+
+    def _note_writers(self, generation: int) -> None:
+        receiving = self.machine.live.get(generation)
+        port = self.ports.get(receiving.worker) if receiving is not None else None
+        if receiving is not None and port is not None:
+            self._writers.note(port, receiving)
 
     def _link_to(self, peer: bytes) -> ControlLink | None:
         known = self.machine.peers.get(peer)

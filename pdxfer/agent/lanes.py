@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pdxfer import limits
-from pdxfer.errors import ConfigError
+from pdxfer.errors import ConfigError, PdxferError
 from pdxfer.fabric.base import Fabric, FabricEvent, LocalRegion
 from pdxfer.memory import MemoryRange
 
@@ -39,6 +39,16 @@ class Lanes:
             self._fabrics[lane] = self._make(lane)
             self.on_made(self._fabrics[lane])
         return self._fabrics[lane]
+
+    def needs_pidfd(self, lane: str) -> bool:
+        """Whether a lane is written by the peer's own system calls; one that fails here is not.
+
+        Only the end of the peer's process, or its word, proves such a lane silent.
+        """
+        try:
+            return self.fabric(lane).capabilities.needs_pidfd
+        except PdxferError:
+            return False
 
     def made(self) -> list[Fabric]:
         """The fabrics in use."""

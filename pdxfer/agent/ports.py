@@ -36,6 +36,10 @@ class WorkerPort:
         self.ranges: tuple[MemoryRange, ...] = ()
         self.slots: dict[int, int] = {}
         """Live board slot to its sequence."""
+        self.told: dict[int, int] = {}
+        """Slot to the sequence of its last use whose writers the worker was told."""
+        self.writers: set[bytes] = set()
+        """Prefill lives whose process the worker has a descriptor of."""
         self._mapped: dict[int, SharedMemory] = {}
         self._closed = False
 
@@ -182,7 +186,9 @@ class WorkerPort:
                     lane=effect.lane,
                 )
             )
-        if effect.peers and effect.state in _BOARD_DETAILS:
+        if self.told.get(effect.slot) == sequence:
+            self.board.set_details(effect.slot, bytes_done=effect.length_bytes)
+        elif effect.peers and effect.state in _BOARD_DETAILS:
             self.board.set_details(
                 effect.slot,
                 generation=effect.generation,

@@ -68,6 +68,11 @@ class ReceiveSides:
             raise _none_in_common(self._lanes.names, hello, ucx_version, apart)
         return usable
 
+    def reach(self, peer: bytes) -> list[str]:
+        """The lanes that a life may come to use in this session, the present one first."""
+        side = self._sides.get(peer)
+        return [] if side is None else side.candidates
+
     def open(self, peer: bytes, revision: int) -> ReceiveSide | None:
         """The receive side to name in an `Attach`, made if there is none; None without a session.
 

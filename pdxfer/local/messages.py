@@ -229,6 +229,29 @@ class Outcome(LocalMessage, frozen=True, kw_only=True, tag="outcome"):
     lane: str = ""
 
 
+class Writer(LocalMessage, frozen=True, kw_only=True, tag="writer"):
+    """Decode: a process of this host may soon write into the worker's pages by itself.
+
+    A descriptor of that process rides beside it. Sent before that process is told any page of this
+    worker: should the agent die, its end proves that it writes nothing more.
+    """
+
+    incarnation: bytes
+    """Of the prefill agent in that process."""
+
+
+class TransferWriters(LocalMessage, frozen=True, kw_only=True, tag="transfer_writers"):
+    """Decode: all processes that may write pages of a transfer; only where there are several.
+
+    The board has room for one. Sent before any of them is told a page.
+    """
+
+    transfer: int
+    sequence: int
+    incarnations: list[bytes]
+    """Each has come with a `Writer`."""
+
+
 FromWorker = (
     WorkerHello
     | AttachWorker
@@ -241,4 +264,14 @@ FromWorker = (
     | ReleaseSlot
     | AskStatus
 )
-FromAgent = AgentHello | Attached | Connected | Opened | Refused | Outcome | AgentStatus
+FromAgent = (
+    AgentHello
+    | Attached
+    | Connected
+    | Opened
+    | Refused
+    | Outcome
+    | Writer
+    | TransferWriters
+    | AgentStatus
+)
