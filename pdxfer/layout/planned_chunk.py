@@ -38,7 +38,7 @@ class PlannedChunk:
     layers: tuple[int, ...] | None = None
     first_byte: int = 0
     whole: Mapping[str, TokenRange] | None = None
-    """None: this is the whole chunk."""
+    """The ranges of the whole chunk; None where this is all of it."""
 
     @property
     def length_bytes(self) -> int:

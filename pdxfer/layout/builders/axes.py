@@ -29,7 +29,7 @@ from pdxfer.layout.kv_layout import KVLayout
 from pdxfer.layout.planes import TILE, TOKEN, Plane, RegionSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pdxfer.layout.builders.shapes import Part, Shape, Tensor
     from pdxfer.layout.groups import Group
@@ -89,11 +89,6 @@ class _Block:
             return self.tensor.number
         return self.layer_at if axis == LAYERS else self.head_group
 
-    @property
-    def cell_bytes(self) -> int:
-        """Bytes of one row and head of all parts of the tensor."""
-        return self.tensor.cell_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -101,7 +96,7 @@ class _Place:
 
     region: int
     base: int
-    strides: Mapping[str, int]
+    strides: dict[str, int]
 
 
 def strided(
@@ -128,15 +123,12 @@ def strided(
         _check_aligned(shape.tensors)
     blocks = list(_blocks(order, shape, head_groups))
     pages = shape.group.pages
-    walk = _Walk(pages, name or order)
     places: dict[_Block, _Place] = {}
     regions = []
     for number, held in enumerate(_regions(outside, blocks)):
-        length = walk.length(inside, held)
+        length = _Walk(pages, name or order, number, places).place(inside, held)
         held_bytes = length if length_bytes is None else length_bytes
         regions.append(RegionSpec(held_bytes, length // pages))
-        for block, base, strides in walk.places(inside, held):
-            places[block] = _Place(number, base, strides)
     ordered = [axis for axis in outside + inside if axis in (TENSORS, LAYERS)]
     blocks.sort(key=lambda block: (*(block.at(axis) for axis in ordered), block.head_group))
     return KVLayout(
@@ -211,41 +203,37 @@ def _regions(outside: str, blocks: list[_Block]) -> list[list[_Block]]:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Goes through the axes of a region from the outermost to the innermost."""
+    """Goes through the axes of one region from the outermost to the innermost."""
 
     pages: int
     name: str
+    region: int
+    places: dict[_Block, _Place]
+    """What was found: the place of each block."""
 
-    def length(self, axes: str, blocks: Sequence[_Block]) -> int:
-        """Bytes of everything that lies inside of these axes."""
+    def place(self, axes: str, blocks: Sequence[_Block], base: int = 0) -> int:
+        """Place the blocks inside of these axes, from byte `base` on, and return their bytes."""
         if not axes:
-            return sum(block.cell_bytes for block in blocks)
+            return self._side_by_side(blocks, base)
         axis, inner = axes[0], axes[1:]
         if axis == PADDED:
-            return entry_bytes(self.length(inner, blocks))
+            return entry_bytes(self.place(inner, blocks, base))
         if axis in _APART:
-            return sum(self.length(inner, part) for part in _along(axis, blocks))
-        return self._count(axis, blocks) * self.length(inner, blocks)
-
-    def places(
-        self, axes: str, blocks: Sequence[_Block], base: int = 0, strides: Mapping[str, int] = {}
-    ) -> Iterator[tuple[_Block, int, Mapping[str, int]]]:
-        """Each block with its base, and its bytes from one index of an axis to the next."""
-        if not axes:
-            for block in blocks:
-                yield block, base, strides
-                base += block.cell_bytes
-            return
-        axis, inner = axes[0], axes[1:]
-        if axis == PADDED:
-            yield from self.places(inner, blocks, base, strides)
-        elif axis in _APART:
+            end = base
             for part in _along(axis, blocks):
-                yield from self.places(inner, part, base, strides)
-                base += self.length(inner, part)
-        else:
-            stride = self.length(inner, blocks)
-            yield from self.places(inner, blocks, base, {**strides, axis: stride})
+                end += self.place(inner, part, end)
+            return end - base
+        stride = self.place(inner, blocks, base)
+        for block in blocks:
+            self.places[block].strides[axis] = stride
+        return self._count(axis, blocks) * stride
+
+    def _side_by_side(self, blocks: Sequence[_Block], base: int) -> int:
+        end = base
+        for block in blocks:
+            self.places[block] = _Place(self.region, end, {})
+            end += block.tensor.cell_bytes
+        return end - base
 
     def _count(self, axis: str, blocks: Sequence[_Block]) -> int:
         """How many indices the axis has, which must be the same in every block.
