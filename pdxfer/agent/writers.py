@@ -40,9 +40,9 @@ class Writers:
     def note(self, port: WorkerPort, receiving: Receiving) -> None:
         """Before the first prefill worker is told pages of a receive: put down who may write them.
 
-        On the board, the receive then has its generation; the lane, where a process of this host
-        may write by itself that lane, with the number of such processes and one of their
-        incarnations; and with `TransferWriters` all of them, where there are several.
+        The board then has its generation, the number of processes that may write by themselves and
+        the incarnation of one of them, with their lane; where this agent places all that lands, the
+        number is 0, and life and lane are those of a peer. `TransferWriters` lists several.
         """
         slot, sequence = receiving.slot, port.slots.get(receiving.slot)
         if sequence is None or port.told.get(slot) == sequence:
@@ -56,14 +56,13 @@ class Writers:
             port.connection.send(
                 TransferWriters(transfer=slot, sequence=sequence, incarnations=list(foreign))
             )
-        listed = list(foreign) or peers
         lanes = list(foreign.values()) or [name for peer in peers for name in self._reach(peer)]
         port.board.set_details(
             slot,
             generation=receiving.generation,
             lane=lanes[0] if lanes else "",
-            peer_incarnation=listed[0],
-            peer_count=len(listed),
+            peer_incarnation=next(iter(foreign), peers[0]),
+            peer_count=len(foreign),
         )
 
     def _hand_over(self, port: WorkerPort, peer: bytes) -> None:

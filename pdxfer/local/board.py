@@ -41,7 +41,8 @@ class Entry:
     peer_incarnation: bytes
     """16 bytes, of one agent on the other side; zeros: none yet."""
     peer_count: int
-    """Agents on the other side."""
+    """At prefill: agents on the other side. At decode: processes that may write into the pages by
+    themselves; 0: what lands, this agent places, or nobody has been told a page."""
     bytes_done: int
 
 
