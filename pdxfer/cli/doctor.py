@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from pdxfer import __version__, limits, memory
 from pdxfer.daemon.config import LANES
+from pdxfer.daemon.log import in_red
 from pdxfer.errors import PdxferError
+from pdxfer.fabric.ucx_listener import listener_warning
 
 if TYPE_CHECKING:
     import argparse
@@ -75,10 +77,10 @@ def run(options: argparse.Namespace) -> int:
     ):
         if lanes:
             print(f"lanes that {can} serve here: {', '.join(lanes)}")
-    if lacking.intersection(wanted):
-        return 1
-    print("Every UCX lane trusts its peer with the whole attached memory: use trusted networks.")
-    return 0
+    warning = listener_warning([lane for lane in wanted if lane not in lacking])
+    if warning:
+        print(in_red(warning, terminal=sys.stdout.isatty()))
+    return 1 if lacking.intersection(wanted) else 0
 
 
 def _python() -> Finding:

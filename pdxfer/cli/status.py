@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,9 @@ import msgspec
 from pdxfer import limits
 from pdxfer.client.channel import Channel
 from pdxfer.daemon.config import default_socket_path
+from pdxfer.daemon.log import in_red
 from pdxfer.errors import ConfigError, DaemonUnavailableError, RemoteProtocolError
+from pdxfer.fabric.ucx_listener import listener_warning
 from pdxfer.local.messages import AgentStatus, AskStatus
 
 if TYPE_CHECKING:
@@ -42,7 +45,12 @@ def run(options: argparse.Namespace) -> int:
             f"{options.role} daemon",
             fields={"role": f"asked={options.role}, answered={status.role}"},
         )
-    print(json.dumps(plain(status), indent=1) if options.json else text(status))
+    if options.json:
+        print(json.dumps(plain(status), indent=1))
+        return 0
+    print(text(status))
+    if warning := listener_warning(status.lanes):
+        print(in_red(warning, terminal=sys.stdout.isatty()))
     return 0
 
 
@@ -99,6 +107,7 @@ def plain(status: AgentStatus) -> dict[str, object]:
     values["incarnation"] = status.incarnation.hex()
     for inside in ("t", "request"):
         values.pop(inside, None)
+    values["warning"] = listener_warning(status.lanes)
     return values
 
 

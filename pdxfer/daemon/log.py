@@ -29,6 +29,13 @@ _PLAIN: Final = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__
 }
 _NEEDS_QUOTES: Final = re.compile(r'[\s"=\\]|^$')
 _STDERR: Final = 2
+_RED: Final = "\x1b[31m"
+_PLAIN_AGAIN: Final = "\x1b[0m"
+
+
+def in_red(text: str, *, terminal: bool) -> str:
+    """`text`, in red where it goes to a terminal."""
+    return f"{_RED}{text}{_PLAIN_AGAIN}" if terminal else text
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:
@@ -90,7 +97,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`time level event key=value ...`; a value with spaces or quotes is quoted as in JSON."""
+    """`time level event key=value ...`; a value with spaces or quotes is quoted as in JSON.
+
+    Warnings and errors are red on a terminal.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,6 +117,8 @@ class TextFormatter(logging.Formatter):
         line = " ".join(words)
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
+        if record.levelno >= logging.WARNING:
+            return in_red(line, terminal=os.isatty(_STDERR))
         return line
 
 

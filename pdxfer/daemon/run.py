@@ -23,6 +23,7 @@ from pdxfer import __version__, limits
 from pdxfer.daemon import config as configuration
 from pdxfer.daemon import log
 from pdxfer.errors import ConfigError, PdxferError
+from pdxfer.fabric.ucx_listener import listener_warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,6 +133,9 @@ class Daemon:
         return code
 
     async def _serve(self) -> ExitCode:
+        warning = listener_warning(self._settings.lanes)
+        if warning:
+            _logger.warning("ucx_listener", extra={"fields": {"text": warning}})
         serving = asyncio.ensure_future(
             self._run_agent(self._agent, ready=self._on_ready, stop=self._stop)
         )
