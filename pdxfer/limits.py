@@ -56,10 +56,17 @@ CONTROL_UNACKED_MESSAGES_MAX: Final = 4_096
 """Messages kept for resending; more unacknowledged ones end the session."""
 CONTROL_UNACKED_BYTES_MAX: Final = 256 << 20
 """Bytes kept for resending; more unacknowledged ones end the session."""
+CONTROL_UNACKED_BYTES_AGENT_MAX: Final = 1 << 30
+"""Bytes that a prefill agent keeps for resending to all its decode agents together; the session
+that holds most of more ends."""
+CONTROL_UNACKED_S: Final = 60.0
+"""A session ends whose peer is heard and has acknowledged nothing for so long: it does not read."""
 CONTROL_ACK_EVERY_MESSAGES: Final = 32
 """So many received messages are acknowledged at once."""
 CONTROL_RESEND_BURST_MESSAGES: Final = 64
 """Messages sent again at a time; the next burst follows the acknowledgement of this one."""
+CONTROL_RESEND_BURST_BYTES: Final = 16 << 20
+"""Bytes sent again at a time, or one message where that is larger."""
 CONTROL_RESEND_AGE_S: Final = 0.1
 """Where the receiver reports a gap, messages sent longer ago than this are sent again."""
 CONTROL_RESEND_AFTER_MAX_S: Final = 4.0

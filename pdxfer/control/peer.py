@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pdxfer.control.session import UNNUMBERED
 from pdxfer.errors import ConfigError, PeerError, ProtocolError
 from pdxfer.limits import CONTROL_BLOCKED_RETRY_S, HEARTBEAT_INTERVAL_S, LIVENESS_TIMEOUT_S
 from pdxfer.wire.messages import Bye, Heartbeat, Hello, Message, Reject
@@ -102,7 +103,9 @@ class Peer:
     def send(self, message: Message | None) -> None:
         """Send, or queue behind what is queued; None is a pure acknowledgement.
 
-        A session whose limits this exceeds ends: `on_lost` is called from the loop.
+        A session whose limits this exceeds ends: `on_lost` is called from the loop. What is queued
+        is kept by the session until acknowledged, so that its limits bound the queue too; messages
+        outside the numbering are dropped where they cannot leave at once.
 
         Raises:  ResourceError when the message is too large; nothing changed then.
         """
@@ -113,7 +116,13 @@ class Peer:
         except PeerError as error:
             self.end(str(error), soon=True)
             return
-        self._put(frame)
+        if message is None or isinstance(message, UNNUMBERED):
+            # May be lost, and is out of date soon: never queued, or a peer that goes on asking and
+            # does not read would have this side queue without end.
+            if not self._queue:
+                self._transmit(frame)
+        else:
+            self._put(frame)
         self.arm()
 
     def flush(self) -> None:
@@ -185,6 +194,8 @@ class Peer:
             self._report_now()
             return
         self._end = reason
+        self._queue.clear()
+        self.session.release()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -225,6 +236,10 @@ class Peer:
             self._read()  # a loop that was held up has the peer's messages waiting
         now = self._loop.time()
         if self._end is not None:
+            return
+        stuck = self.session.stuck(now)
+        if stuck:
+            self.end(stuck)
             return
         if self.session.expired(now, reachable=self._reachable()):
             silent_s = now - self.session.heard_at

@@ -10,7 +10,7 @@ import zmq
 
 from pdxfer.control.admission import Admission
 from pdxfer.control.peer import INTERNAL_ERROR, Callbacks, Peer, check_hello
-from pdxfer.control.session import Belonging, Session, stale_answer
+from pdxfer.control.session import Backlog, Belonging, Session, stale_answer
 from pdxfer.control.socket import (
     ROUTING_PREFIX,
     Authenticator,
@@ -32,6 +32,7 @@ from pdxfer.limits import (
     CONTROL_KEYS_CHECK_S,
     CONTROL_LINGER_MS,
     CONTROL_SESSIONS_MAX,
+    CONTROL_UNACKED_BYTES_AGENT_MAX,
 )
 from pdxfer.wire.codec import INCARNATION_BYTES, decode
 from pdxfer.wire.messages import Bye, Heartbeat, Hello, Message, StaleSession
@@ -82,6 +83,7 @@ class ControlServer:
             on_message, on_session, on_lost, heartbeat or (lambda _: Heartbeat())
         )
         self._peers: dict[bytes, Peer] = {}
+        self._backlog = Backlog()
         self._unreachable: set[bytes] = set()
         """Live sessions whose connection was down when something was last sent."""
         self._admission = Admission(keys.allowed, self._peers) if keys is not None else None
@@ -179,6 +181,20 @@ class ControlServer:
         if isinstance(message, Hello):
             found.answer = message
         found.send(message)
+        if self._backlog.length_bytes > CONTROL_UNACKED_BYTES_AGENT_MAX:
+            self._end_largest()
+
+    def _end_largest(self) -> None:
+        """All peers together have not acknowledged too much: who holds most of it ends."""
+        peer = max(self._peers.values(), key=lambda each: each.session.unacked_bytes)
+        reason = (
+            f"this agent keeps {self._backlog.length_bytes} bytes that its peers have not "
+            f"acknowledged, at most {CONTROL_UNACKED_BYTES_AGENT_MAX} "
+            f"(CONTROL_UNACKED_BYTES_AGENT_MAX), and {peer.session.unacked_bytes} of them for this "
+            "peer: the session ends"
+        )
+        log.warning("session_ended", extra={"peer": peer.incarnation.hex(), "reason": reason})
+        peer.end(reason, soon=True)
 
     def refuse(self, peer: bytes, error: PdxferError) -> None:
         """End a session with an error that the peer is told; `on_lost` follows. Idempotent."""
@@ -278,7 +294,9 @@ class ControlServer:
         source, now = envelope.source, self._loop.time()
         if old is not None:
             old.end("the peer began a new session")
-        session = Session(self.incarnation, source, now, session=envelope.session)
+        session = Session(
+            self.incarnation, source, now, session=envelope.session, backlog=self._backlog
+        )
         peer = Peer(
             self._loop,
             session,

@@ -27,9 +27,11 @@ from pdxfer.limits import (
     CONTROL_RESEND_AFTER_MAX_S,
     CONTROL_RESEND_AFTER_S,
     CONTROL_RESEND_AGE_S,
+    CONTROL_RESEND_BURST_BYTES,
     CONTROL_RESEND_BURST_MESSAGES,
     CONTROL_UNACKED_BYTES_MAX,
     CONTROL_UNACKED_MESSAGES_MAX,
+    CONTROL_UNACKED_S,
     LEASE_S,
     LIVENESS_TIMEOUT_S,
 )
@@ -57,6 +59,13 @@ class Belonging(Enum):
 
 
 @dataclass(slots=True)
+class Backlog:
+    """Bytes that the sessions of one agent keep for resending, together."""
+
+    length_bytes: int = 0
+
+
+@dataclass(slots=True)
 class _Sent:
     """A numbered message that the peer has not acknowledged."""
 
@@ -71,11 +80,19 @@ class Session:
 
     Args:  local: this agent's incarnation. remote: the peer's, or None at the side that says
            `Hello` first and learns it from the answer. now: seconds of any monotonic clock, the
-           same for all calls. session: counter given out by the decode side.
+           same for all calls. session: counter given out by the decode side. backlog: of the agent.
     Threads:  one.
     """
 
-    def __init__(self, local: bytes, remote: bytes | None, now: float, *, session: int = 1) -> None:
+    def __init__(
+        self,
+        local: bytes,
+        remote: bytes | None,
+        now: float,
+        *,
+        session: int = 1,
+        backlog: Backlog | None = None,
+    ) -> None:
         self.local = local
         self.remote = remote
         self.session = session
@@ -85,6 +102,7 @@ class Session:
         """Set once a limit ended the session; every later call raises it."""
         self._sent: deque[_Sent] = deque()
         self._sent_bytes = 0
+        self._backlog = backlog or Backlog()
         self._last_number = 0
         self._received = 0
         self._acked = 0
@@ -105,6 +123,17 @@ class Session:
     def unacked(self) -> int:
         """Numbered messages not acknowledged yet; at most `CONTROL_UNACKED_MESSAGES_MAX`."""
         return len(self._sent)
+
+    @property
+    def unacked_bytes(self) -> int:
+        """Bytes kept for resending; at most `CONTROL_UNACKED_BYTES_MAX`."""
+        return self._sent_bytes
+
+    def release(self) -> None:
+        """Keep nothing for resending any more: the session is over. Idempotent."""
+        self._backlog.length_bytes -= self._sent_bytes
+        self._sent.clear()
+        self._sent_bytes = 0
 
     # -- sending -----------------------------------------------------------------------------
     def wrap(self, message: Message | None, now: float) -> bytes:
@@ -160,7 +189,10 @@ class Session:
                 retryable=True,
             )
             raise self.closed
+        if not self._sent:
+            self._progress_at = now
         self._last_number += 1
+        self._backlog.length_bytes += len(data)
         self._sent.append(_Sent(self._last_number, data, now))
         self._sent_bytes += len(data)
 
@@ -219,8 +251,12 @@ class Session:
             self._recover_to = self._sent[0].number + CONTROL_RESEND_BURST_MESSAGES - 1
         self._wait_s = min(self._wait_s * 2, CONTROL_RESEND_AFTER_MAX_S)
         frames: list[bytes] = []
+        length_bytes = 0
         for sent in self._sent:
             if len(frames) == CONTROL_RESEND_BURST_MESSAGES or sent.number > self._recover_to:
+                break
+            length_bytes += len(sent.data)
+            if frames and length_bytes > CONTROL_RESEND_BURST_BYTES:
                 break
             if sent.at + CONTROL_RESEND_AGE_S > now:
                 break
@@ -309,6 +345,19 @@ class Session:
         """
         return now - self.heard_at >= (LEASE_S if reachable else LIVENESS_TIMEOUT_S)
 
+    def stuck(self, now: float) -> str:
+        """Why the session must end though its peer is heard; empty: it need not.
+
+        Whoever reads acknowledges with each frame it sends. A peer that is heard and acknowledges
+        nothing does not read, and what is sent to it again would pile up in the transport.
+        """
+        if not self._sent or now - self._progress_at < CONTROL_UNACKED_S:
+            return ""
+        return (
+            f"the peer sends and has acknowledged none of {len(self._sent)} messages for "
+            f"{now - self._progress_at:.0f} s (CONTROL_UNACKED_S): it does not read"
+        )
+
     def _in_order(self, number: int, now: float) -> bool:
         if number == self._received + 1:
             self._received = number
@@ -332,7 +381,9 @@ class Session:
         if not self._sent or self._sent[0].number > ack:
             return
         while self._sent and self._sent[0].number <= ack:
-            self._sent_bytes -= len(self._sent.popleft().data)
+            length_bytes = len(self._sent.popleft().data)
+            self._sent_bytes -= length_bytes
+            self._backlog.length_bytes -= length_bytes
         self._progress_at = now
         self._wait_s = CONTROL_RESEND_AGE_S if self._recovering else CONTROL_RESEND_AFTER_S
 
