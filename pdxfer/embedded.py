@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import shutil
 import tempfile
 import threading
+import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from pdxfer import limits
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.run import run_agent
 from pdxfer.errors import ConfigError, DaemonUnavailableError
+from pdxfer.local import process
 
 __all__ = ["AgentConfig", "EmbeddedAgent", "decode_agent", "prefill_agent"]
 
@@ -28,13 +32,17 @@ class EmbeddedAgent:
     """A running agent. Pass it as `agent` to a client; close it after its clients.
 
     Threads:  `close` from any; the agent runs on one thread of its own, joined by `close`.
+    Forks:  a forked child has no such thread; `close` there touches nothing of the parent's.
     """
 
+    _remove_folder: Callable[[], object] | None = None
+
     def __init__(self, config: AgentConfig) -> None:
-        self._folder = None
+        self._home = process.current()
         if not config.socket_path:
-            self._folder = tempfile.TemporaryDirectory(prefix="pdxfer-")
-            config = dataclasses.replace(config, socket_path=str(Path(self._folder.name) / "agent"))
+            folder = tempfile.mkdtemp(prefix="pdxfer-")
+            self._remove_folder = weakref.finalize(self, _remove, folder, self._home)
+            config = dataclasses.replace(config, socket_path=str(Path(folder) / "agent"))
         self.config = config
         self.socket_path = config.socket_path
         self._started: Future[dict[str, object]] = Future()
@@ -63,7 +71,12 @@ class EmbeddedAgent:
         await run_agent(self.config, ready=self._started.set_result, stop=self._stop)
 
     def close(self) -> None:
-        """Drain with the deadline of the configuration, close, join the thread. Idempotent."""
+        """Drain with the deadline of the configuration, close, join the thread. Idempotent.
+
+        In a fork of the process that started it, nothing happens: the agent goes on in its parent.
+        """
+        if self._home != process.current():
+            return
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop may have closed by itself
                 self._loop.call_soon_threadsafe(self._stop.set)
@@ -73,15 +86,20 @@ class EmbeddedAgent:
             raise DaemonUnavailableError(
                 f"the embedded {self.config.role} agent did not stop within {patience_s} s"
             )
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        if self._remove_folder is not None:
+            self._remove_folder()
 
     def __enter__(self) -> EmbeddedAgent:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _remove(folder: str, home: int) -> None:
+    """The agent's own folder; not in a fork, which has inherited this call."""
+    if home == process.current():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def prefill_agent(config: AgentConfig | None = None) -> EmbeddedAgent:

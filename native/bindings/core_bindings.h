@@ -5,4 +5,5 @@
 namespace pdx::bindings {
 void bind_plan(nanobind::module_& m);
 void bind_board(nanobind::module_& m);
+void bind_socket(nanobind::module_& m);
 }  // namespace pdx::bindings

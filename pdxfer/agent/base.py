@@ -25,8 +25,12 @@ from pdxfer.local.messages import (
     Attached,
     AttachWorker,
     FromWorker,
+    OpenReceive,
+    OpenSend,
+    PlacePages,
     Refused,
     ReleaseSlot,
+    SendChunk,
     TransferStatus,
     WorkerHello,
 )
@@ -222,11 +226,25 @@ class Agent(ABC):
         except PdxferError as error:
             told = error.to_wire()
             conn.send(Refused(request=message.request, **told))
+            self._end_refused(conn, message, str(error))
             _LOG.info(
                 "request_refused",
                 extra={"fields": {"pid": conn.pid, "request": type(message).__name__, **told}},
             )
         self.pump()
+
+    def _end_refused(self, conn: Connection, message: FromWorker, reason: str) -> None:
+        """What is left of a transfer whose opening, chunk or pages were refused fails."""
+        port = self._by_connection.get(conn)
+        if port is None:
+            return
+        if isinstance(message, OpenSend | OpenReceive):
+            port.refuse(message)
+        elif isinstance(message, SendChunk | PlacePages) and port.is_use(message):
+            abort = AbortTransfer(
+                transfer=message.transfer, sequence=message.sequence, reason=reason
+            )
+            self.on_abort(port, abort)
 
     def _on_worker_message(self, conn: Connection, message: FromWorker, fds: list[int]) -> None:
         port = self._by_connection.get(conn)
@@ -239,12 +257,13 @@ class Agent(ABC):
         elif isinstance(message, AttachWorker):
             self._attach(port, message, fds)
         elif isinstance(message, ReleaseSlot):
-            if port.slots.get(message.transfer) == message.sequence:
-                port.drop_slot(message.transfer)
+            port.release_slot(message)
         elif isinstance(message, AbortTransfer):
-            if port.slots.get(message.transfer) == message.sequence:
+            if port.is_use(message):
                 self.on_abort(port, message)
         else:
+            if isinstance(message, SendChunk | PlacePages):
+                port.check_use(message)
             self.on_request(port, message)
 
     def _welcome(self, conn: Connection, message: WorkerHello) -> None:

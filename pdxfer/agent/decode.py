@@ -18,20 +18,20 @@ from pdxfer.control.keys import load_client_keys
 from pdxfer.control.link import ControlLink
 from pdxfer.control.links import Links
 from pdxfer.errors import (
-    ConfigError,
     LocalProtocolError,
     PdxferError,
     PeerError,
 )
 from pdxfer.fabric.base import CommitArrived, Fabric, FabricEvent, SenderLost
+from pdxfer.layout import Pages
 from pdxfer.local.messages import (
     AbortTransfer,
     Connected,
     ConnectPeer,
     FromWorker,
-    Opened,
     OpenReceive,
     PlacePages,
+    Places,
     Refused,
     TransferStatus,
 )
@@ -139,7 +139,7 @@ class DecodeAgent(Agent):
             case OpenReceive():
                 self._receive(port, message)
             case PlacePages():
-                self._place(port, message.transfer, message)
+                self._place(port, message.transfer, message.place, to_pages(message.place.groups))
             case _:
                 raise LocalProtocolError(
                     f"a decode agent takes no {type(message).__name__}; use pdxfer-prefill's socket"
@@ -153,42 +153,34 @@ class DecodeAgent(Agent):
         self._settle_connecting()
 
     def _receive(self, port: WorkerPort, message: OpenReceive) -> None:
-        self.refuse_when_draining()
         worker = port.attached
-        if not 1 <= message.room < 1 << 64:
-            raise ConfigError(f"room={message.room} is not within 1 and 2**64 - 1")
+        port.open_slot(message)
+        self.refuse_when_draining()
+        slot, place = message.transfer, message.place
+        pages = None if place is None else to_pages(place.groups)  # refused before it is bound
         prefill = self._links.ensure(message.prefill, self.now())
-        slot, sequence = port.open_slot(message.room)
-        try:
-            receiving = self.machine.receive(
-                worker.worker_id,
-                message.room,
-                slot,
-                prefill,
-                deadline=self.now() + message.deadline_s,
-                now=self.now(),
-                unreachable_s=message.unreachable_s,
-                must_exist=message.must_exist,
-            )
-        except PdxferError:
-            port.drop_slot(slot)
-            raise
+        receiving = self.machine.receive(
+            worker.worker_id,
+            message.room,
+            slot,
+            prefill,
+            deadline=self.now() + message.deadline_s,
+            now=self.now(),
+            unreachable_s=message.unreachable_s,
+            must_exist=message.must_exist,
+        )
         if receiving.state in FINAL and receiving.error is not None:
-            # The refusal is known already: the call itself raises it.
-            self.pump()
-            port.drop_slot(slot)
-            raise receiving.error
-        port.connection.send(Opened(request=message.request, transfer=slot, sequence=sequence))
-        if message.place is not None:
-            self._place(port, slot, message.place)
+            raise receiving.error  # known already: it is the answer
+        if place is not None and pages is not None:
+            self._place(port, slot, place, pages)
 
-    def _place(self, port: WorkerPort, slot: int, message: PlacePages) -> None:
+    def _place(self, port: WorkerPort, slot: int, place: Places, pages: dict[str, Pages]) -> None:
         self.machine.place(
             port.attached.worker_id,
             slot,
-            to_pages(message.groups),
-            tokens=message.tokens,
-            prefix_tokens=message.prefix_tokens,
+            pages,
+            tokens=place.tokens,
+            prefix_tokens=place.prefix_tokens,
             now=self.now(),
         )
 

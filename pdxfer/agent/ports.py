@@ -5,10 +5,18 @@ from __future__ import annotations
 import os
 
 from pdxfer import limits
-from pdxfer.errors import ConfigError
+from pdxfer.errors import ConfigError, LocalProtocolError
 from pdxfer.layout import KVLayout, Pages, Rank
 from pdxfer.local.board import BoardWriter
-from pdxfer.local.messages import AttachWorker, Outcome, Refused, WorkerStatus
+from pdxfer.local.messages import (
+    AttachWorker,
+    OpenReceive,
+    OpenSend,
+    Outcome,
+    Refused,
+    TransferMessage,
+    WorkerStatus,
+)
 from pdxfer.local.server import Connection
 from pdxfer.memory import MemoryRange, SharedMemory, map_sealed
 from pdxfer.protocol.effects import Show
@@ -35,11 +43,15 @@ class WorkerPort:
         self.worker: Worker | None = None
         self.ranges: tuple[MemoryRange, ...] = ()
         self.slots: dict[int, int] = {}
-        """Live board slot to its sequence."""
+        """Board slot in use to its sequence, until the worker releases it."""
         self.told: dict[int, int] = {}
         """Slot to the sequence of its last use whose writers the worker was told."""
         self.writers: set[bytes] = set()
         """Prefill lives whose process the worker has a descriptor of."""
+        self._opening: OpenSend | OpenReceive | None = None
+        """The last opening that took its slot."""
+        self._refused: set[int] = set()
+        """Slots whose opening was refused: the board shows FAILED until they are released."""
         self._mapped: dict[int, SharedMemory] = {}
         self._closed = False
 
@@ -140,26 +152,59 @@ class WorkerPort:
                     fields={"region": str(index)},
                 )
 
-    def open_slot(self, room: int) -> tuple[int, int]:
-        """A board slot for a new transfer.
+    def open_slot(self, message: OpenSend | OpenReceive) -> None:
+        """Take the board slot that the worker has chosen for a new transfer.
 
         Raises:
-            ResourceError: all are taken.
+            LocalProtocolError: it is no free slot, or not its next use.
+            ConfigError: the room is none; the slot is taken, to show that.
         """
-        slot, sequence = self.board.allocate(room)
-        self.slots[slot] = sequence
-        return slot, sequence
+        self.board.take(message.transfer, message.sequence, message.room)
+        self.slots[message.transfer] = message.sequence
+        self._opening = message
+        if not 1 <= message.room < 1 << 64:
+            raise ConfigError(f"room={message.room} is not within 1 and 2**64 - 1")
 
-    def drop_slot(self, slot: int) -> None:
-        """The transfer of a slot never came to be."""
-        sequence = self.slots.pop(slot, None)
-        if sequence is not None:
-            self.board.release(slot, sequence)
+    def refuse(self, message: OpenSend | OpenReceive) -> None:
+        """An opening was refused, and the worker has been told why: show it.
+
+        Nothing that the machine shows of that slot afterwards reaches the worker.
+        """
+        if self._opening is message:  # else the slot is another transfer's
+            self._refused.add(message.transfer)
+            self.board.publish(message.transfer, State.FAILED)
+
+    def is_use(self, message: TransferMessage) -> bool:
+        """Whether the slot is in the use that the message speaks of."""
+        return self.slots.get(message.transfer) == message.sequence
+
+    def check_use(self, message: TransferMessage) -> None:
+        """Refuse what is said of a slot's earlier use, or of a slot that is free.
+
+        Raises:
+            LocalProtocolError: the slot is not in that use.
+        """
+        if not self.is_use(message):
+            raise LocalProtocolError(
+                f"{type(message).__name__} for transfer={message.transfer} "
+                f"sequence={message.sequence}: this slot is "
+                f"{self._use_of(message.transfer)}; the transfer has been released"
+            )
+
+    def _use_of(self, slot: int) -> str:
+        return f"in use {self.slots[slot]}" if slot in self.slots else "free"
+
+    def release_slot(self, message: TransferMessage) -> None:
+        """The worker has seen the final state."""
+        self.check_use(message)
+        del self.slots[message.transfer]
+        self._refused.discard(message.transfer)
+        self.board.release(message.transfer, message.sequence)
 
     def show(self, effect: Show) -> None:
         """Tell the worker: the outcome first, then the board's word."""
         sequence = self.slots.get(effect.slot)
-        if sequence is None or self._closed:
+        if sequence is None or self._closed or effect.slot in self._refused:
             return
         error = None
         if effect.error is not None:

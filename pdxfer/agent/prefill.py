@@ -14,7 +14,7 @@ from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.ports import WorkerPort, to_pages
 from pdxfer.control.keys import load_server_keys
 from pdxfer.control.server import ControlServer
-from pdxfer.errors import ConfigError, LocalProtocolError, PdxferError, PeerError
+from pdxfer.errors import LocalProtocolError, PdxferError, PeerError
 from pdxfer.fabric.base import (
     Cancelled,
     CommitSent,
@@ -26,10 +26,11 @@ from pdxfer.fabric.base import (
     Posted,
     RemoteRegion,
 )
+from pdxfer.layout import Pages
 from pdxfer.local.messages import (
     AbortTransfer,
+    Chunk,
     FromWorker,
-    Opened,
     OpenSend,
     SendChunk,
     TransferStatus,
@@ -121,40 +122,34 @@ class PrefillAgent(Agent):
             case OpenSend():
                 self._open(port, message)
             case SendChunk():
-                self._send(port, message.transfer, message)
+                self._send(port, message.transfer, message.chunk, to_pages(message.chunk.groups))
             case _:
                 raise LocalProtocolError(
                     f"a prefill agent takes no {type(message).__name__}; use pdxfer-decode's socket"
                 )
 
     def _open(self, port: WorkerPort, message: OpenSend) -> None:
-        self.refuse_when_draining()
         worker = port.attached
-        if not 1 <= message.room < 1 << 64:
-            raise ConfigError(f"room={message.room} is not within 1 and 2**64 - 1")
-        slot, sequence = port.open_slot(message.room)
-        # Before the machine acts: an outcome of this slot must find its owner known.
-        try:
-            deadline = self.now() + message.deadline_s
-            self.machine.open(
-                worker.worker_id, message.room, slot, deadline=deadline, lease_s=message.lease_s
-            )
-        except PdxferError:
-            port.drop_slot(slot)
-            raise
-        port.connection.send(Opened(request=message.request, transfer=slot, sequence=sequence))
-        if message.chunk is not None:
-            self._send(port, slot, message.chunk)
+        port.open_slot(message)
+        self.refuse_when_draining()
+        slot, chunk = message.transfer, message.chunk
+        pages = None if chunk is None else to_pages(chunk.groups)  # refused before the room is open
+        deadline = self.now() + message.deadline_s
+        self.machine.open(
+            worker.worker_id, message.room, slot, deadline=deadline, lease_s=message.lease_s
+        )
+        if chunk is not None and pages is not None:
+            self._send(port, slot, chunk, pages)
 
-    def _send(self, port: WorkerPort, slot: int, message: SendChunk) -> None:
+    def _send(self, port: WorkerPort, slot: int, chunk: Chunk, pages: dict[str, Pages]) -> None:
         self.machine.send(
             port.attached.worker_id,
             slot,
-            to_pages(message.groups),
-            tokens=message.tokens,
-            layers=message.layers,
-            last=message.last,
-            aux=message.aux,
+            pages,
+            tokens=chunk.tokens,
+            layers=chunk.layers,
+            last=chunk.last,
+            aux=chunk.aux,
         )
 
     def on_abort(self, port: WorkerPort, message: AbortTransfer) -> None:

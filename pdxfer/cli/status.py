@@ -13,6 +13,7 @@ import msgspec
 
 from pdxfer import limits
 from pdxfer.client.channel import Channel
+from pdxfer.client.waiting import run as run_blocking
 from pdxfer.daemon.config import default_socket_path
 from pdxfer.daemon.log import in_red
 from pdxfer.errors import ConfigError, DaemonUnavailableError, RemoteProtocolError
@@ -60,9 +61,11 @@ def ask(socket_path: str, timeout_s: float) -> AgentStatus:
     Raises:  DaemonUnavailableError when nobody answers there; one who is there and silent is named.
     """
     try:
-        channel = Channel(socket_path, timeout_s)
+        channel = Channel(socket_path)
         try:
-            answer, _ = channel.request(AskStatus(request=channel.new_request()))
+            run_blocking(channel.connect(timeout_s))
+            question = AskStatus(request=channel.new_request())
+            answer, _ = run_blocking(channel.request(question, timeout_s=timeout_s))
         finally:
             channel.close()
     except DaemonUnavailableError as error:

@@ -1,13 +1,17 @@
-"""Which transfers a client has, and which agent: what both clients keep, without any waiting."""
+"""Which transfers a client has, and which agent: what sync and async clients share, written once.
+
+What may have to wait is a coroutine here; `Client` and `AsyncClient` are its two faces
+(`pdxfer.client.waiting`).
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
+
+import msgspec
 
 from pdxfer import limits
 from pdxfer.client.arguments import (
@@ -17,23 +21,19 @@ from pdxfer.client.arguments import (
     socket_path_of,
 )
 from pdxfer.client.cache import Cache, EmbeddedAgent, describe_memory, hold_cache, release_cache
-from pdxfer.client.line import Line
+from pdxfer.client.line import Line, from_wire_refused
 from pdxfer.client.record import TransferRecord
-from pdxfer.client.requests import check_hello, rank_info
-from pdxfer.errors import (
-    LocalProtocolError,
-    PdxferError,
-    RemoteProtocolError,
-    ResourceError,
-)
+from pdxfer.client.requests import check_hello, hello_message, rank_info
+from pdxfer.client.slots import Slots
+from pdxfer.errors import LocalProtocolError
+from pdxfer.layout import Rank
+from pdxfer.local import process
 from pdxfer.local.board import BoardReader
 from pdxfer.local.messages import (
     AbortTransfer,
     AgentHello,
     AttachWorker,
     FromAgent,
-    LocalMessage,
-    Opened,
     OpenReceive,
     OpenSend,
     Outcome,
@@ -43,30 +43,17 @@ from pdxfer.local.messages import (
 from pdxfer.protocol.state import FINAL, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from pdxfer.layout import Rank
+    from collections.abc import Callable, Sequence
 
 R = TypeVar("R", bound=TransferRecord)
-L = TypeVar("L", bound=Line)
+Opening = OpenSend | OpenReceive
+"""What asks for a transfer."""
 
 
-@dataclass(slots=True)
-class Opening(Generic[R]):
-    """A transfer that the agent has been asked for."""
-
-    kind: type[R]
-    room: int
-    pages: bool
-    """Whether pages go with it."""
-    transfer: R | None = None
-    """Set with the agent's answer. (By then others may have listed and released it.)"""
-
-
-class Book(Generic[R, L]):
+class Book(Generic[R]):
     """A worker's transfers, by what its agent and the status board say.
 
-    Type arguments: the kind of its transfers, the kind of its connection.
+    Type argument: the kind of its transfers.
 
     Locks: `_lock` guards the transfers. It is held while a message is posted, never while anybody
         waits.
@@ -76,9 +63,6 @@ class Book(Generic[R, L]):
     """`prefill` or `decode`."""
 
     _kind: type[R]
-    """Of a transfer that nobody waits for any more."""
-    channel: L
-    """To the agent."""
     board: BoardReader
     word: Callable[[int], int]
     """The board's word of a slot."""
@@ -88,13 +72,32 @@ class Book(Generic[R, L]):
         agent: str | os.PathLike[str] | EmbeddedAgent,
         cache: Cache,
         *,
-        rank: Rank,
-        instance: str,
-        relayout: str | None,
-        ignore_parts: Sequence[str],
-        timeout_s: float,
+        rank: Rank = Rank(),  # noqa: B008 frozen
+        instance: str = "",
+        relayout: str | None = None,
+        ignore_parts: Sequence[str] = (),
+        timeout_s: float = limits.LOCAL_REQUEST_TIMEOUT_S,
     ) -> None:
-        """Check the arguments; those of `Client`."""
+        """Connect to the agent and attach the cache.
+
+        An async client only checks its arguments here, and raises nothing but `ConfigError`; it
+        attaches by `await create(...)`, which takes the same arguments, or by `async with`.
+
+        Args:
+            agent: path of the daemon's socket, or an agent of `pdxfer.embedded`.
+            cache: anything with `layout` and `memory`, a pool for example.
+            rank: which rank of its instance this worker is.
+            instance: name of the model instance its ranks share.
+            relayout: `allow` or `never`; None: the layout's own default.
+            ignore_parts: parts that may be missing on the other side.
+            timeout_s: how long the agent may take to answer.
+
+        Raises:
+            ConfigError: a wrong argument, or memory that this agent cannot map.
+            DaemonUnavailableError: no agent there, or it does not answer.
+            ResourceError: the agent has too many workers.
+            Nothing stays attached after a raise.
+        """
         self._socket_path = socket_path_of(agent)
         check_worker(rank, instance, relayout, ignore_parts)
         check_cache(cache)
@@ -103,14 +106,15 @@ class Book(Generic[R, L]):
         self.layout = cache.layout
         self.instance = instance
         """Name of the model instance this worker is a rank of."""
+        self.channel = self._make_channel(self._socket_path)
+        """To the agent."""
+        self.channel.on_message = self._on_message
+        self.channel.on_board = self._settle_changed
+        self.channel.on_failure = self._wake_all
         self._lock = threading.Lock()
         self._live: dict[int, R] = {}
         """By slot: transfers whose slot the agent has not got back."""
         self._by_request: dict[int, R] = {}
-        self._opening: dict[int, Opening[R]] = {}
-        """By request number: transfers asked for."""
-        self._given_up: dict[int, int] = {}
-        """By request number: rooms asked for with pages, whose answer nobody awaits any more."""
         self._ended: deque[R] = deque(maxlen=limits.FINISHED_KEPT_MAX)
         self._closed = False
         self._hello: AgentHello | None = None
@@ -124,6 +128,7 @@ class Book(Generic[R, L]):
             ignore_parts=list(ignore_parts),
             memory=memory,
         )
+        self._begin()
 
     # -- what an application calls -------------------------------------------------------------
     @property
@@ -145,6 +150,7 @@ class Book(Generic[R, L]):
 
         Cost: one memory read per live transfer. At most `limits.FINISHED_KEPT_MAX` are kept.
         """
+        self.channel.check_home()
         self._settle_changed()
         if not self._ended:
             return []
@@ -159,12 +165,13 @@ class Book(Generic[R, L]):
 
         An `open`, `send` or `receive` that ends before the agent has answered (its `timeout_s` is
         over, the agent died, its task was cancelled) leaves nobody with a transfer to ask. It is
-        aborted once the answer comes. Pages given with it are the worker's again when its room is
-        not here any more; when the agent is gone, as those of any live transfer.
+        aborted then. Pages given with it are the worker's again when its room is not here any more;
+        when the agent is gone, as those of any live transfer.
         """
         self._settle_changed()
         with self._lock:
-            return frozenset(self._given_up.values())
+            live = self._live.values()
+            return frozenset(each.room for each in live if each.unwanted and each.holds_pages)
 
     def check_agent(self) -> None:
         """Look whether the agent is alive, without waiting.
@@ -179,146 +186,141 @@ class Book(Generic[R, L]):
 
         Idempotent; never blocks. Whoever waits gets a `DaemonUnavailableError`.
         """
+        if self.channel.home != process.current():
+            self.channel.close()  # a fork: the client goes on in its parent
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         self._settle_changed()
-        idle = not (self._live or self._opening or self._given_up)
+        idle = not any(each.holds_pages for each in self._live.values())
         self.channel.close()
         if idle and self._agent is not None:
             release_cache(self._agent, self)
 
     # -- what transfers call -------------------------------------------------------------------
     def settle(self, transfer: TransferRecord) -> None:
-        """List the transfer if it has ended, and give its slot back once its outcome is read."""
+        """List the transfer if it has ended, give its slot back, wake those who wait for it."""
         with self._lock:
             held = self._live.get(transfer.slot)
-            word = self.word(transfer.slot)
-            if held is None or held is not transfer or word == held.settled_word:
-                return
-            state = held.poll()
-            if state in FINAL:
-                if held.explained(state) or self.channel.failure is not None:
-                    held.final = state
-                    self._release(held)
-                    self._list(held)
-            elif state is not State.QUARANTINED:
-                held.settled_word = word
-            elif held.explained(state) or self.channel.failure is not None:
-                held.settled_word = word
-                self._list(held)
+            if held is not None and held is transfer:
+                self._settle(held)
+        transfer.bell.ring()
 
     def post_abort(self, transfer: TransferRecord, reason: str) -> None:
-        """Tell the agent; silently nothing when it is gone."""
+        """Tell the agent; silently nothing when it is gone.
+
+        Raises: LocalProtocolError in a fork of the client's process, or on another event loop.
+        """
         message = AbortTransfer(
             transfer=transfer.slot, sequence=transfer.sequence, reason=reason[:1024]
         )
-        with contextlib.suppress(PdxferError):
+        if self.channel.failure is None:
             self.channel.post(message)
 
     # -- for those who derive ------------------------------------------------------------------
+    def _begin(self) -> None:
+        """The arguments are good."""
+
+    def _make_channel(self, socket_path: str) -> Line:
+        """The connection, not made yet."""
+        raise NotImplementedError
+
+    async def _attach_to_agent(self) -> None:
+        """Connect, and hand the cache over. Nothing stays attached after a raise."""
+        channel = self.channel
+        try:
+            await channel.connect(self.timeout_s)
+            hello = hello_message(channel.new_request(), self.role)
+            self._greeted(*await channel.request(hello, timeout_s=self.timeout_s))
+            if self._agent is not None:
+                # The memory stays mapped from before the agent hears of it.
+                hold_cache(self._agent, self, self.cache)
+            attach = msgspec.structs.replace(self._attach, request=channel.new_request())
+            await channel.request(attach, self._fds, timeout_s=self.timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
     def _greeted(self, answer: FromAgent, fds: list[int]) -> None:
         """The agent has said who it is: map its board. Takes the descriptors."""
         try:
             self._hello = check_hello(answer, fds, self.role, self._socket_path)
             self.board = BoardReader(fds[0], self._hello.board_slots)
             self.word = self.board.word
-            self._watch_board(fds.pop())
+            self._slots = Slots(self.board.slots)
+            self.channel.watch(fds.pop())
         finally:
             for fd in fds:
                 os.close(fd)
-
-    def _hold_cache(self) -> None:
-        """Keep an embedded client's memory mapped, before its agent hears of it."""
-        if self._agent is not None:
-            hold_cache(self._agent, self, self.cache)
 
     def _instance_addresses(self) -> tuple[str, ...]:
         """Control addresses of the agent, naming this worker's instance."""
         suffix = f"#{self.instance}" if self.instance else ""
         return tuple(address + suffix for address in self.hello.addresses)
 
-    def _watch_board(self, eventfd: int) -> None:
-        """Take over the eventfd that tells of changes on the board."""
-        raise NotImplementedError
+    async def _open_transfer(self, message: Opening, tag: object) -> R:
+        """Ask for a transfer, and wait until the agent has taken it.
 
-    @contextlib.contextmanager
-    def _opens(self, message: OpenSend | OpenReceive, kind: type[R]) -> Iterator[Opening[R]]:
-        """Inside, the transfer is asked for. A raise there means that nobody will use it."""
-        self._settle_changed()
-        self.channel.check()
-        pages = message.chunk if isinstance(message, OpenSend) else message.place
-        opening = Opening(kind, message.room, pages is not None)
-        with self._lock:
-            self._opening[message.request] = opening
+        When cancelled, or too late, the transfer is aborted, and its slot given back when it has
+        ended.
+        """
+        transfer = self._ask(message, tag)
+        in_time = False
         try:
-            yield opening
-        except ResourceError:  # refused, or too large to be sent: the agent has nothing
-            with self._lock:
-                self._opening.pop(message.request, None)
-            raise
-        except BaseException:
-            self._give_up(message.request, opening)
-            raise
-        with self._lock:
-            self._opening.pop(message.request, None)
+            in_time = await self.channel.until(transfer.answered, self.timeout_s, transfer.bell)
+        finally:
+            if not in_time:
+                self._give_up(transfer)
+        if not in_time:
+            raise self.channel.unanswered(message, self.timeout_s)
+        if transfer.refusal is not None and not transfer.holds_pages:
+            self._give_up(transfer)
+            raise from_wire_refused(transfer.refusal)
+        return transfer
 
-    def _give_up(self, request: int, opening: Opening[R]) -> None:
+    # -- inside --------------------------------------------------------------------------------
+    def _ask(self, message: Opening, tag: object) -> R:
+        self.channel.check()
+        self._settle_changed()
         with self._lock:
-            awaited = self._opening.pop(request, None) is not None
-            transfer = opening.transfer
-            if transfer is None:
-                if awaited and opening.pages:
-                    self._given_up[request] = opening.room
-                return
-            # The answer came just before whoever asked stopped waiting.
+            slot, sequence = self._slots.take()
+            message = msgspec.structs.replace(message, transfer=slot, sequence=sequence)
+            transfer = self._kind(self, message, tag)
+            self._live[slot] = transfer
+            self._by_request[message.request] = transfer
+            try:
+                self.channel.post(message)
+            except BaseException:  # closed, or too large to be sent: the agent has nothing
+                del self._live[slot], self._by_request[message.request]
+                self._slots.undo(slot)
+                raise
+        return transfer
+
+    def _give_up(self, transfer: R) -> None:
+        """Nobody will use the transfer that was asked for."""
+        with self._lock:
             transfer.unwanted = True
             if transfer in self._ended:
                 self._ended.remove(transfer)
-            if opening.pages and transfer.final is None:
-                self._given_up[request] = opening.room
         transfer.abort(_GIVEN_UP)
 
     def _on_message(self, message: FromAgent) -> None:
         """Whatever the agent says, where it is read."""
-        if isinstance(message, Opened):
-            self._on_opened(message)
-        elif isinstance(message, Outcome):
-            with self._lock:
-                transfer = self._live.get(message.transfer)
+        if isinstance(message, Outcome):
+            transfer = self._live.get(message.transfer)
             if transfer is not None and transfer.sequence == message.sequence:
                 transfer.hear(message)
+                self.settle(transfer)
         elif isinstance(message, Refused):
-            self._on_refused(message)
-
-    def _on_refused(self, message: Refused) -> None:
-        with self._lock:
             transfer = self._by_request.get(message.request)
-            if transfer is None:
-                self._opening.pop(message.request, None)
-                self._given_up.pop(message.request, None)
-                return
-        transfer.refusal = message
-        transfer.abort(message.text)
-
-    def _on_opened(self, message: Opened) -> None:
-        """Made here, not by whoever asked: its first outcome may follow at once."""
-        with self._lock:
-            opening = self._opening.pop(message.request, None)
-            kind, room = (self._kind, 0) if opening is None else (opening.kind, opening.room)
-            transfer = kind(self, room, message.transfer, message.sequence, message.request)
-            if opening is not None:
-                opening.transfer = transfer
-            transfer.unwanted = opening is None
-            self._live[message.transfer] = transfer
-            self._by_request[message.request] = transfer
-        if transfer.unwanted:
-            transfer.abort(_GIVEN_UP)
+            if transfer is not None:
+                if transfer.refuse(message):
+                    transfer.abort(message.text)
+                self.settle(transfer)
 
     def _settle_changed(self) -> None:
-        if self._opening or self._given_up:
-            self.channel.collect()  # the answer of a request that nobody waits for any more
         if not self._live:
             return
         word = self.word
@@ -330,24 +332,39 @@ class Book(Generic[R, L]):
         for transfer in changed:
             self.settle(transfer)
 
-    # -- inside --------------------------------------------------------------------------------
+    def _settle(self, transfer: R) -> None:
+        """With `_lock` held."""
+        word = self.word(transfer.slot)
+        if word == transfer.settled_word:
+            return
+        state = transfer.poll()
+        told = transfer.explained(state) or self.channel.failure is not None
+        if state in FINAL:
+            if told:
+                transfer.final = state
+                self._release(transfer)
+                self._list(transfer)
+        elif state is not State.QUARANTINED:
+            transfer.settled_word = word
+        elif told:
+            transfer.settled_word = word
+            self._list(transfer)
+
     def _release(self, transfer: R) -> None:
         del self._live[transfer.slot]
         del self._by_request[transfer.request]
-        self._given_up.pop(transfer.request, None)
-        with contextlib.suppress(PdxferError):
+        if self.channel.failure is None:
             self.channel.post(ReleaseSlot(transfer=transfer.slot, sequence=transfer.sequence))
+        self._slots.give_back(transfer.slot)
 
     def _list(self, transfer: R) -> None:
         if not transfer.unwanted:
             self._ended.append(transfer)
 
+    def _wake_all(self) -> None:
+        """The connection is unusable: nothing more will come for anybody."""
+        for transfer in list(self._live.values()):
+            transfer.bell.ring(everybody=True)
+
 
 _GIVEN_UP: Final = "the worker stopped waiting for the answer"
-
-
-def unexpected(message: LocalMessage, answer: FromAgent) -> RemoteProtocolError:
-    """The agent answered with something else."""
-    return RemoteProtocolError(
-        f"the agent answered {type(message).__name__} with {type(answer).__name__}"
-    )

@@ -1,10 +1,10 @@
-"""A worker's end of the Unix socket: requests with answers, and messages that nobody waits for.
+"""The Unix socket of a sync client: whoever waits blocks its thread.
 
 Any number of threads may use one channel. There is no thread of its own: of the threads that wait,
 one (the leader) reads the socket for all of them, and the others sleep until it has read something.
 
-Locks: `_changed` guards who leads and what was answered; `_out_lock` guards the outbox. Neither is
-held while a thread waits or while `on_message` runs.
+Locks: `_changed` guards who leads; `_out_lock` guards the outbox. Neither is held while a thread
+waits or while `on_message` runs.
 """
 
 from __future__ import annotations
@@ -19,86 +19,48 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from pdxfer.client.line import Line, from_wire_refused, not_accepting, not_connected
+from pdxfer.client.line import Line, not_accepting, not_connected
 from pdxfer.errors import DaemonUnavailableError, PdxferError
-from pdxfer.local.connection import encode
-from pdxfer.local.messages import FromAgent, LocalMessage, Refused
+from pdxfer.local import process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from pdxfer.client.waiting import Bell
 
 _HANG_UP: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class Channel(Line):
-    """One connection to an agent. Made connected; `close` is final."""
+    """One connection to an agent. Its coroutines block and never suspend; `close` is final."""
 
-    def __init__(self, socket_path: str, timeout_s: float) -> None:
-        """Connect.
-
-        Raises: DaemonUnavailableError when nobody listens at `socket_path`.
-        """
+    def __init__(self, socket_path: str) -> None:
         super().__init__(socket_path)
-        self._timeout_s = timeout_s
-        self._sock = _connect(socket_path, timeout_s)
         self._out_lock = threading.Lock()
         self._changed = threading.Condition(threading.Lock())
         self._leading = False
         self._closed = False
-        self._eventfd = -1
+
+    async def connect(self, timeout_s: float) -> None:
+        """Connect; blocks.
+
+        Raises: DaemonUnavailableError when nobody listens at `socket_path`.
+        """
+        self._sock = _connect(self.socket_path, timeout_s)
 
     def watch(self, eventfd: int) -> None:
         """Take over the board's eventfd: a change of the board wakes whoever waits here."""
         self._eventfd = eventfd
         self._close_eventfd = weakref.finalize(self, os.close, eventfd)
 
-    def request(
-        self, message: LocalMessage, fds: Sequence[int] = (), *, timeout_s: float | None = None
-    ) -> tuple[FromAgent, list[int]]:
-        """Send a message that has a request number, and return its answer.
+    async def until(self, done: Callable[[], bool], timeout_s: float, bell: Bell) -> bool:
+        """Read for all until `done()`, or for `timeout_s`; says which. Blocks.
 
-        Raises: the error the agent answers with; DaemonUnavailableError when it is gone, or silent
-            for `timeout_s`. A later answer then reaches only `on_message`.
+        `done` is called on this thread only, after each thing read, with a lock held.
         """
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        number = message.request
         deadline = time.monotonic() + timeout_s
-        with self._changed:
-            self._answers[number] = None
-        try:
-            self.post(message, fds)
-            if not self.wait_until(lambda: self._answers[number] is not None, deadline):
-                raise self._unanswered(message, timeout_s)
-        finally:
-            with self._changed:
-                answered = self._answers.pop(number)
-        assert answered is not None
-        if isinstance(answered[0], Refused):
-            raise from_wire_refused(answered[0])
-        return answered
-
-    def post(self, message: LocalMessage, fds: Sequence[int] = ()) -> None:
-        """Queue a message and give the kernel what it takes now; never waits.
-
-        Raises: DaemonUnavailableError; ResourceError when the message is too large.
-        """
-        self.check()
-        frame = encode(message, len(fds))
-        with self._out_lock:
-            self._outbox.append(frame, fds)
-            pending = not self._flush()
-        if pending:
-            self._wake_leader()
-
-    def wait_until(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Read for all until `done()`, or the deadline (of `time.monotonic`); says which.
-
-        `done` is called on this thread only, after each thing read, with a lock held: it must be
-        short and must not use the channel.
-
-        Raises: DaemonUnavailableError when the connection fails before `done()`.
-        """
         looked = False
+        self.check_home()
         while True:
             with self._changed:
                 while True:
@@ -117,19 +79,29 @@ class Channel(Line):
 
     def collect(self) -> None:
         """Read what is there now, without waiting; nothing when another thread reads already."""
+        self.check_home()
         with self._changed:
             if self._leading or self.failure is not None:
                 return
             self._leading = True
-        self._lead(0.0)
+        self._lead(None)
 
     def close(self) -> None:
         """Hang up; threads that wait here get a `DaemonUnavailableError`. Idempotent."""
+        if self.home != process.current():  # the locks may be held for ever, by threads not here
+            if not self._closed:
+                self._closed = True
+                if self._eventfd >= 0:
+                    self._close_eventfd.detach()
+                self._leave_to_parent()
+            return
         self._fail(DaemonUnavailableError("this client is closed"))
         with self._changed:
             if self._closed:
                 return
             self._closed = True
+        if not hasattr(self, "_sock"):
+            return
         # The leader may be inside poll(): wake it by the hang-up and let it go before the
         # descriptors can be given to somebody else.
         with contextlib.suppress(OSError):
@@ -146,10 +118,13 @@ class Channel(Line):
                 self._eventfd = -1
 
     # -- the leader ----------------------------------------------------------------------------
-    def _lead(self, timeout_s: float) -> None:
-        """Wait once for anything, and handle it. Called with `_leading` taken; gives it up."""
+    def _lead(self, timeout_s: float | None) -> None:
+        """Wait once for anything, and handle it; None: handle what is there, without waiting.
+
+        Called with `_leading` taken; gives it up.
+        """
         try:
-            if self._poll(timeout_s):
+            if timeout_s is None or self._poll(timeout_s):
                 self._read()
         except (EOFError, OSError, PdxferError) as error:
             self._fail(self._failure_of(error))
@@ -178,9 +153,13 @@ class Channel(Line):
             readable = bool(events & (select.POLLIN | _HANG_UP))
         return readable
 
-    def _answer(self, message: FromAgent, fds: list[int]) -> bool:
-        with self._changed:
-            return super()._answer(message, fds)
+    def _queue(self, frame: bytes, fds: Sequence[int]) -> None:
+        with self._out_lock:
+            self._outbox.append(frame, fds)
+            self._posted_bytes += len(frame)
+            pending = not self._flush()
+        if pending:
+            self._wake_leader()
 
     def _wake_leader(self) -> None:
         """Have the leader poll again: it must now wait for the socket to take more."""

@@ -1,22 +1,33 @@
-"""A worker's end of the Unix socket, without the waiting: `Channel` and `AsyncChannel` add that.
+"""A worker's end of the Unix socket.
 
-Neither locks nor clocks here. Whoever derives from `Line` says when to read, when to write, and
-who is woken.
+How to wait is left open: `Channel` blocks the thread that waits, `AsyncChannel` suspends the task.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pdxfer.client.waiting import Bell
 from pdxfer.errors import ConfigError, DaemonUnavailableError, PdxferError, from_wire
-from pdxfer.local.connection import Inbox, Outbox
+from pdxfer.local import process
+from pdxfer.local.connection import Inbox, Outbox, encode
 from pdxfer.local.messages import FromAgent, LocalMessage, Refused
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
+
+
+@dataclass(slots=True)
+class Answer:
+    """What comes to a request that somebody waits for."""
+
+    bell: Bell = field(default_factory=Bell)
+    message: FromAgent | None = None
+    fds: list[int] = field(default_factory=list)
 
 
 class Line:
@@ -29,13 +40,22 @@ class Line:
         self.socket_path = socket_path
         self.on_message: Callable[[FromAgent], None] = _ignore
         """Called with each message, in order, where it is read, before its waiter wakes."""
+        self.on_board: Callable[[], None] = _nothing
+        """Called when the board may have changed, where somebody watches it all the time."""
+        self.on_failure: Callable[[], None] = _nothing
+        """Called once, when the connection has become unusable."""
         self.failure: PdxferError | None = None
         """Why the connection is unusable; None while it is fine."""
+        self.home = process.current()
+        """The process that may use it."""
         self._inbox: Inbox[FromAgent] = Inbox(FromAgent)
         self._outbox = Outbox()
+        self._posted_bytes = 0
+        self._sent = Bell()
+        self._eventfd = -1
         self._ids = itertools.count(1)
-        self._answers: dict[int, tuple[FromAgent, list[int]] | None] = {}
-        """By request awaited: the answer, None until it comes."""
+        self._answers: dict[int, Answer] = {}
+        """By request that is awaited."""
 
     def new_request(self) -> int:
         """A number that no other request of this connection has."""
@@ -43,29 +63,109 @@ class Line:
 
     def check(self) -> None:
         """Raise what ended the connection, if anything did. No system call."""
+        self.check_home()
         if self.failure is not None:
             raise from_wire(self.failure.to_wire())
+
+    def check_home(self) -> None:
+        """Raise LocalProtocolError in a fork of the process that this belongs to."""
+        if self.home != process.current():
+            raise process.inherited("client", self.home)
 
     def drained(self) -> bool:
         """Whether the kernel has all that was posted."""
         return self._outbox.queued_bytes == 0
 
     def post(self, message: LocalMessage, fds: Sequence[int] = ()) -> None:
-        """Queue a message and give the kernel what it takes now; never waits.
+        """Queue a message and give the kernel what it takes now; never waits, and keeps the GIL.
 
         Raises: DaemonUnavailableError; ResourceError when the message is too large.
         """
+        self.check()
+        self._queue(encode(message, len(fds)), fds)
+
+    async def connect(self, timeout_s: float) -> None:
+        """Connect; once.
+
+        Raises: DaemonUnavailableError when nobody listens at `socket_path`.
+        """
+        raise NotImplementedError
+
+    async def until(self, done: Callable[[], bool], timeout_s: float, bell: Bell) -> bool:
+        """Wait until `done()`, or for `timeout_s`; says which.
+
+        `done` must be short and must not use the connection. `bell` is rung when it may have become
+        true (a sync client asks `done` after everything that it reads).
+
+        Raises: DaemonUnavailableError when the connection fails before `done()`.
+        """
+        raise NotImplementedError
+
+    async def sent(self, timeout_s: float) -> bool:
+        """Wait until the kernel has what has been posted so far; False: not within `timeout_s`.
+
+        Raises: DaemonUnavailableError when the connection fails before.
+        """
+        goal = self._posted_bytes
+        return await self.until(
+            lambda: self._posted_bytes - self._outbox.queued_bytes >= goal, timeout_s, self._sent
+        )
+
+    async def request(
+        self, message: LocalMessage, fds: Sequence[int] = (), *, timeout_s: float
+    ) -> tuple[FromAgent, list[int]]:
+        """Send a message that has a request number, and return its answer.
+
+        Cancelling leaves the request on its way; a later answer then reaches only `on_message`.
+
+        Raises: the error the agent answers with; DaemonUnavailableError when it is gone, or silent
+            for `timeout_s`.
+        """
+        self._answers[message.request] = answer = Answer()
+        taken = False
+        try:
+            self.post(message, fds)
+            if not await self.until(lambda: answer.message is not None, timeout_s, answer.bell):
+                raise self.unanswered(message, timeout_s)
+            taken = True
+        finally:
+            self._answers.pop(message.request, None)
+            if not taken:
+                _close_all(answer.fds)
+        assert answer.message is not None
+        if isinstance(answer.message, Refused):
+            raise from_wire_refused(answer.message)
+        return answer.message, answer.fds
+
+    def watch(self, eventfd: int) -> None:
+        """Take over the board's eventfd: a change of the board wakes whoever waits here."""
         raise NotImplementedError
 
     def collect(self) -> None:
-        """Read what is there now, without waiting."""
+        """Read what is there now, without waiting; keeps the GIL."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Hang up; whoever waits here gets a `DaemonUnavailableError`. Idempotent."""
+        """Hang up; whoever waits here gets a `DaemonUnavailableError`. Idempotent.
+
+        In a fork of the process that made it: close what this process has inherited, and say
+        nothing to anybody.
+        """
         raise NotImplementedError
 
+    def unanswered(self, message: LocalMessage, timeout_s: float) -> DaemonUnavailableError:
+        """The agent is silent."""
+        return DaemonUnavailableError(
+            f"the agent at {self.socket_path} did not answer {type(message).__name__} within "
+            f"timeout_s={timeout_s:g}",
+            retryable=True,
+        )
+
     # -- for those who derive ------------------------------------------------------------------
+    def _queue(self, frame: bytes, fds: Sequence[int]) -> None:
+        """Queue a frame and give the kernel what it takes now."""
+        raise NotImplementedError
+
     def _read(self) -> None:
         """Read and hand out all that is there.
 
@@ -77,20 +177,15 @@ class Line:
 
     def _dispatch(self, message: FromAgent, fds: list[int]) -> None:
         self.on_message(message)
-        if self._answer(message, fds):
+        answer = self._answers.pop(message.request, None)
+        if answer is not None:
+            answer.fds, answer.message = fds, message
+            answer.bell.ring()
             return
-        for fd in fds:
-            os.close(fd)
+        _close_all(fds)
         if isinstance(message, Refused) and not message.request:
             # The agent refuses this connection as a whole, and closes it.
             self._fail(from_wire_refused(message))
-
-    def _answer(self, message: FromAgent, fds: list[int]) -> bool:
-        """Keep the message if it is the first answer to a request that is awaited."""
-        if self._answers.get(message.request, fds) is not None:
-            return False
-        self._answers[message.request] = (message, fds)
-        return True
 
     def _flush(self) -> bool:
         """True when nothing is left to send."""
@@ -106,6 +201,15 @@ class Line:
         """Note what ended the connection, the first time, and wake whoever waits."""
         raise NotImplementedError
 
+    def _leave_to_parent(self) -> None:
+        """Close descriptors that this process has inherited; their connection goes on elsewhere."""
+        self.failure = self.failure or process.inherited("client", self.home)
+        if self._eventfd >= 0:
+            os.close(self._eventfd)
+            self._eventfd = -1
+        if hasattr(self, "_sock"):
+            self._sock.close()
+
     def _failure_of(self, error: Exception) -> PdxferError:
         """What an error of reading means: EOFError, OSError or ours."""
         if isinstance(error, EOFError):
@@ -119,13 +223,6 @@ class Line:
         if isinstance(error, PdxferError):
             return error
         return DaemonUnavailableError(f"this client failed while it read: {error!r}")
-
-    def _unanswered(self, message: LocalMessage, timeout_s: float) -> DaemonUnavailableError:
-        return DaemonUnavailableError(
-            f"the agent at {self.socket_path} did not answer {type(message).__name__} within "
-            f"timeout_s={timeout_s:g}",
-            retryable=True,
-        )
 
 
 def not_accepting(socket_path: str, timeout_s: float) -> DaemonUnavailableError:
@@ -163,5 +260,14 @@ def from_wire_refused(refused: Refused) -> PdxferError:
     )
 
 
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
 def _ignore(message: FromAgent) -> None:
+    """Nobody listens yet."""
+
+
+def _nothing() -> None:
     """Nobody listens yet."""

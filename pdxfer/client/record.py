@@ -1,6 +1,7 @@
 """What a client knows of a transfer: a word on the status board, and what the agent said about it.
 
-Nothing here waits: `Transfer` and `AsyncTransfer` add that, each in its own way.
+What may have to wait is a coroutine here, written once; `Transfer` and `AsyncTransfer` are its two
+faces (`pdxfer.client.waiting`).
 """
 
 from __future__ import annotations
@@ -8,18 +9,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
-from pdxfer.client.arguments import check_reason
+from pdxfer.client.arguments import check_patience, check_reason
 from pdxfer.client.line import from_wire_refused
-from pdxfer.errors import ConfigError, DaemonUnavailableError, LocalProtocolError, TransferError
-from pdxfer.protocol.state import FINAL, RETURNED_AT_DECODE, RETURNED_AT_PREFILL, State
+from pdxfer.client.waiting import Bell
+from pdxfer.errors import (
+    ConfigError,
+    DaemonUnavailableError,
+    PdxferError,
+    TransferError,
+)
+from pdxfer.local.board import STATE_BITS
+from pdxfer.protocol.state import FINAL, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pdxfer.client.line import Line
-    from pdxfer.errors import PdxferError
     from pdxfer.layout import KVLayout
-    from pdxfer.local.messages import Outcome, Refused, SendChunk
+    from pdxfer.local.messages import (
+        OpenReceive,
+        OpenSend,
+        Outcome,
+        PlacePages,
+        Refused,
+        SendChunk,
+    )
 
 _STATES: Final = (State.WAITING, *State)
 """By the low byte of a word. 0 is a free slot, never met with the transfer's own sequence."""
@@ -29,7 +43,6 @@ _REACHED: Final = {
 }
 BAD: Final = frozenset({State.FENCING, State.QUARANTINED, State.FAILED})
 """Failed, or about to."""
-_NOTHING_FOLLOWS: Final = BAD | {State.SENT, State.COMMITTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +97,20 @@ class TransferRecord:
     returned: ClassVar[frozenset[State]] = FINAL
     """States in which the pages are the worker's."""
 
-    def __init__(self, client: Owner, room: int, slot: int, sequence: int, request: int) -> None:
-        self.room = room
-        self.slot = slot
+    def __init__(self, client: Owner, opening: OpenSend | OpenReceive, tag: object = None) -> None:
+        self.room = opening.room
+        self.tag = tag
+        """What the caller gave; nobody else looks at it."""
+        self.slot = opening.transfer
         """On the status board."""
-        self.sequence = sequence
+        self.sequence = opening.sequence
         """Which use of the slot."""
-        self.request = request
+        self.request = opening.request
         """Number of the request that opened it; the agent refuses a chunk under this number."""
+        self.holds_pages = False
+        """Whether the agent was given pages, and has not refused the transfer."""
+        self.bell = Bell()
+        """Where those wait who wait for its state."""
         self.final: State | None = None
         """Set once by the client, when the agent may use the slot again."""
         self.outcome: Outcome | None = None
@@ -103,8 +122,9 @@ class TransferRecord:
         self.settled_word = 0
         """The board's word that the client has dealt with."""
         self.unwanted = False
-        """Whether whoever asked for it had given up when it came: nobody knows of it."""
+        """Whether whoever asked for it has given up, or was refused: nobody knows of it."""
         self._client = client
+        self._channel = client.channel
         self._word = client.word
         self._seen = (0, State.WAITING)
         """A word and its state, in one object: threads that poll at once must not mix two."""
@@ -113,7 +133,7 @@ class TransferRecord:
 
     @property
     def state(self) -> State:
-        """Same as `poll()`."""
+        """Where the transfer is, as `poll()` says."""
         return self.poll()
 
     def poll(self) -> State:
@@ -154,9 +174,31 @@ class TransferRecord:
         if outcome.prefix_tokens is not None:
             self._prefix_tokens = outcome.prefix_tokens
 
+    def refuse(self, refusal: Refused) -> bool:
+        """Note why the agent did not take the opening, a chunk or the pages; the first counts.
+
+        Returns: whether the agent has the transfer, without what it refused: it must be aborted.
+        """
+        self.refusal = self.refusal or refusal
+        taken = self.shown and self.poll() is not State.FAILED
+        if not taken:
+            self.holds_pages = False
+        return taken
+
     def explained(self, state: State) -> bool:
         """Whether the agent's words about `state` have been read."""
-        return state in self._heard
+        return state in self._heard or (state is State.FAILED and self.refusal is not None)
+
+    @property
+    def shown(self) -> bool:
+        """Whether the board shows this transfer, as it does once the agent has its opening."""
+        return self.final is not None or self._word(self.slot) >> 8 == self.sequence
+
+    def answered(self) -> bool:
+        """Whether the agent has taken or refused the opening."""
+        if self.refusal is not None:
+            return True
+        return self.shown and (self.poll() is not State.FAILED or self.explained(State.FAILED))
 
     # -- for those who derive ------------------------------------------------------------------
     def _look(self, word: int) -> State:
@@ -164,7 +206,7 @@ class TransferRecord:
         if self.final is not None:
             return self.final
         if word >> 8 == self.sequence:
-            self._seen = (word, _STATES[word & 0xFF])
+            self._seen = (word, _STATES[word & STATE_BITS])
         return self._seen[1]
 
     def _ended(self, until: State) -> bool:
@@ -178,6 +220,96 @@ class TransferRecord:
         if state in (State.SENT, State.COMMITTED) and state in _REACHED.get(until, FINAL):
             return self.explained(state)
         return state in _REACHED.get(until, FINAL)
+
+    def _error_now(self) -> PdxferError | None:
+        """Why it failed or is about to, as far as it has been told; None while nothing is wrong."""
+        state = self.poll()
+        if state not in BAD and self.refusal is None:
+            return None if state in FINAL else self._channel.failure
+        if self.refusal is None and not self.explained(state):
+            self._channel.collect()
+            if not self.explained(state) and self._channel.failure is not None:
+                return self._channel.failure
+        return self._told(state)
+
+    async def _error_told(self) -> PdxferError | None:
+        """Why it failed or is about to; the agent's words are waited for, which are on their way.
+
+        They follow at once, so this takes microseconds; at most the client's `timeout_s`.
+        """
+        state = self.poll()
+        if state in BAD or self.refusal is not None:
+            return await self._failure(state)
+        return None if state in FINAL else self._channel.failure
+
+    async def _failure(self, state: State) -> PdxferError:
+        """The agent's error for a bad `state`, waited for if it has not been read yet."""
+        if self.refusal is None:
+            try:
+                await self._channel.until(
+                    lambda: self.explained(self.poll()), self._client.timeout_s, self.bell
+                )
+            except PdxferError as gone:
+                return gone
+        return self._told(state)
+
+    async def _wait(self, timeout_s: float, until: State = State.COMMITTED) -> Commit:
+        """Wait until the transfer is at `until`, or further.
+
+        Cancelling the task of an async client leaves the transfer running.
+
+        Args:
+            timeout_s: how long.
+            until: WAITING, READY, MOVING, SENT or COMMITTED: a later good state satisfies it too.
+                FAILED: wait for the end, whichever it is, through QUARANTINED too.
+
+        Returns: what is known then; bytes and aux are complete from SENT and COMMITTED on.
+
+        Raises:
+            TransferError, LayoutMismatchError, PeerError and others: the transfer's error, at
+                FAILED or QUARANTINED (its `fence` says which); the pages are the worker's only if
+                `pages_returned`.
+            DaemonUnavailableError: the agent is gone; the pages are not the worker's.
+            TimeoutError: the transfer goes on.
+        """
+        check_until(until)
+        check_patience(timeout_s)
+        channel = self._channel
+        if not self._ended(until):
+            channel.collect()
+        if not await channel.until(lambda: self._ended(until), timeout_s, self.bell):
+            raise self._late(timeout_s)
+        state = self.poll()
+        error = await self._failure(state) if state in BAD else None
+        self._client.settle(self)
+        if error is not None:
+            raise error
+        if state is State.SENT:
+            channel.collect()
+        return self._commit()
+
+    async def _raise_failure(self) -> None:
+        """Raise the transfer's error if it has one."""
+        state = self.poll()
+        if state in BAD or self.refusal is not None:
+            raise await self._failure(state)
+        if state not in FINAL:
+            self._channel.check()
+
+    async def _taken(self, message: SendChunk | PlacePages) -> None:
+        """Wait until the kernel has the whole `message`, which has been posted."""
+        if self._channel.drained():
+            return
+        timeout_s = self._client.timeout_s
+        try:
+            in_time = await self._channel.sent(timeout_s)
+        except PdxferError:
+            raise
+        except BaseException:  # cancelled, interrupted
+            self.abort(f"cancelled while the agent took its {type(message).__name__}")
+            raise
+        if not in_time:
+            raise self._not_taken(timeout_s)
 
     def _told(self, state: State) -> PdxferError:
         """The error of a bad `state`, from what is known now; a refusal came first."""
@@ -209,44 +341,6 @@ class TransferRecord:
             f"the agent at {self._client.channel.socket_path} did not read the pages of room "
             f"{self.room} within timeout_s={timeout_s:g}; the transfer is aborted"
         )
-
-
-class SendingRecord(TransferRecord):
-    """Of a transfer out of this worker."""
-
-    returned = RETURNED_AT_PREFILL
-    _last_sent = False
-
-    @property
-    def prefix_tokens(self) -> int | None:
-        """Tokens that decode has already and that are not sent; known from READY on, else None."""
-        if self._prefix_tokens is None and self.poll() is not State.WAITING:
-            self._client.channel.collect()
-        return self._prefix_tokens
-
-    def note_chunk(self, chunk: SendChunk | None) -> None:
-        """A chunk, or none, has been given to the agent."""
-        self._last_sent = chunk is not None and chunk.last
-
-    def _check_last_not_sent(self) -> None:
-        if self._last_sent:
-            raise LocalProtocolError(f"room {self.room}: its last chunk has been sent")
-
-    def _check_goes_on(self) -> None:
-        state = self.poll()
-        if state in _NOTHING_FOLLOWS:
-            raise LocalProtocolError(f"room {self.room} is {state.name}: nothing can follow")
-
-
-class ReceivingRecord(TransferRecord):
-    """Of a transfer into this worker."""
-
-    returned = RETURNED_AT_DECODE
-    placed = False
-
-    def _check_not_placed(self) -> None:
-        if self.placed:
-            raise LocalProtocolError(f"room {self.room}: its pages have been placed")
 
 
 def check_until(until: State) -> None:

@@ -28,13 +28,13 @@ from pdxfer.errors import ConfigError, RemoteProtocolError
 from pdxfer.layout import PlanSummary
 from pdxfer.local.messages import (
     AgentHello,
+    Chunk,
     Connected,
     ConnectPeer,
     FromAgent,
     OpenReceive,
     OpenSend,
-    PlacePages,
-    SendChunk,
+    Places,
     WorkerHello,
 )
 from pdxfer.wire.messages import RankInfo
@@ -81,11 +81,16 @@ def rank_info(rank: Rank) -> RankInfo:
 
 
 def open_message(
-    request: int, room: int, deadline_s: float | None, lease_s: float, chunk: SendChunk | None
+    request: int, room: int, deadline_s: float | None, lease_s: float, chunk: Chunk | None
 ) -> OpenSend:
-    """Raises: ConfigError naming the argument that is wrong."""
+    """Without its board slot, which is chosen last.
+
+    Raises: ConfigError naming the argument that is wrong.
+    """
     return OpenSend(
         request=request,
+        transfer=-1,
+        sequence=0,
         room=check_room(room),
         deadline_s=_deadline(deadline_s),
         lease_s=check_seconds("lease_s", lease_s),
@@ -93,7 +98,7 @@ def open_message(
     )
 
 
-def chunk_message(  # noqa: PLR0913 the surface of `send`, and which transfer
+def chunk_of(
     layout: KVLayout,
     pages: object,
     *,
@@ -101,9 +106,7 @@ def chunk_message(  # noqa: PLR0913 the surface of `send`, and which transfer
     layers: Iterable[int] | None,
     last: bool,
     aux: bytes,
-    transfer: int = -1,
-    request: int = 0,
-) -> SendChunk:
+) -> Chunk:
     """Check and pack what a chunk is.
 
     Raises: ConfigError naming the argument that is wrong.
@@ -114,9 +117,7 @@ def chunk_message(  # noqa: PLR0913 the surface of `send`, and which transfer
     groups = normalise(layout, pages, {})
     if tokens is not None:
         check_not_over(layout, groups, tokens)  # where the chunk begins, the agent alone knows
-    return SendChunk(
-        request=request,
-        transfer=transfer,
+    return Chunk(
         groups=pack(groups),
         tokens=tokens,
         layers=None if layers is None else check_layers(layout, layers),
@@ -149,15 +150,20 @@ def receive_message(  # noqa: PLR0913 the surface of `receive`
     prefix_tokens: int,
     deadline_s: float | None,
 ) -> OpenReceive:
-    """Raises: ConfigError naming the argument that is wrong."""
+    """Without its board slot, which is chosen last.
+
+    Raises: ConfigError naming the argument that is wrong.
+    """
     room = check_room(room)
     place = None
     if pages is not None:
-        place = place_message(layout, pages, tokens, prefix_tokens)
+        place = places_of(layout, pages, tokens, prefix_tokens)
     elif tokens is not None or prefix_tokens:
         raise ConfigError("tokens and prefix_tokens go with the pages: give them to place()")
     return OpenReceive(
         request=request,
+        transfer=-1,
+        sequence=0,
         room=room,
         prefill=check_addresses(prefill),
         deadline_s=_deadline(deadline_s),
@@ -165,15 +171,7 @@ def receive_message(  # noqa: PLR0913 the surface of `receive`
     )
 
 
-def place_message(
-    layout: KVLayout,
-    pages: object,
-    tokens: int | None,
-    prefix_tokens: int,
-    *,
-    transfer: int = -1,
-    request: int = 0,
-) -> PlacePages:
+def places_of(layout: KVLayout, pages: object, tokens: int | None, prefix_tokens: int) -> Places:
     """Check and pack where a request goes.
 
     Raises: ConfigError naming the argument, its value and what it may be.
@@ -194,9 +192,7 @@ def place_message(
     check_covers(layout, groups, tokens)
     if tokens > prefix_tokens:
         check_not_over(layout, groups, tokens)
-    return PlacePages(
-        request=request,
-        transfer=transfer,
+    return Places(
         tokens=tokens,
         prefix_tokens=prefix_tokens,
         groups=pack(groups),

@@ -2,7 +2,9 @@
 
 The agent writes, the worker only reads: the memfd is sealed FUTURE_WRITE after the agent has mapped
 it, so the worker cannot map it writable. A transfer has a slot, and each use of a slot a sequence
-number; the word of a slot is `sequence << 8 | state`.
+number, one more than the last; the worker chooses both. The word of a slot is
+`sequence << 8 | state`. Once the agent's thread has ended, for whatever reason, words are read with
+`ORPHANED` set: the kernel marks the board when that thread dies.
 
 Invariant: what the word cannot hold (an error, a commit) is queued on the local socket before the
 word shows its state.
@@ -13,18 +15,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 from pdxfer import _core
-from pdxfer.errors import LocalProtocolError, ResourceError
+from pdxfer.errors import LocalProtocolError
 from pdxfer.protocol.state import State
 
 _F_SEAL_FUTURE_WRITE: Final = 0x10  # Linux 5.1; the fcntl module has no name for it
 _FREE: Final = 0
 _STATES: Final = (None, *State)
 _NO_INCARNATION: Final = bytes(16)
+ORPHANED: Final = 0x80
+"""Set in a word once the agent has ended: it is the last one."""
+STATE_BITS: Final = 0x7F
 
 LANES: Final = ("", "rdma", "cuda_ipc", "cma", "tcp", "stream", "mapped", "inproc")
 """Lane names by their code in the board. Append only."""
@@ -47,7 +51,7 @@ class Entry:
 
 
 class BoardWriter:
-    """The agent's side. One thread at a time."""
+    """The agent's side, made and used on the agent's thread: its end is the end of the agent."""
 
     def __init__(self, slots: int, incarnation: bytes = _NO_INCARNATION) -> None:
         """Make the board's memory.
@@ -69,38 +73,39 @@ class BoardWriter:
         except BaseException:
             os.close(self.fd)
             raise
-        self._free = deque(range(slots))
         self._live: dict[int, tuple[int, Entry]] = {}
-        self._sequence = 0
+        self._last: dict[int, int] = {}
+        """Slot to the sequence of its last use."""
 
-    def allocate(
-        self,
-        room: int,
-        generation: int = 0,
-        lane: str = "",
-        peer_incarnation: bytes = _NO_INCARNATION,
-        *,
-        state: State = State.WAITING,
-    ) -> tuple[int, int]:
-        """Take a slot for a transfer and publish `state` in it; returns (slot, sequence).
+    def take(self, slot: int, sequence: int, room: int) -> None:
+        """Take the slot that the worker has chosen for a transfer; nothing is shown yet.
 
-        Raises: ResourceError when every slot is taken.
+        Raises: LocalProtocolError when it is no free slot, or not the use after its last one;
+            nothing has changed.
         """
-        if not self._free:
-            raise ResourceError(
-                f"all {self.slots} transfers of this worker are taken; one is given back when the "
-                "worker has seen its final state (finished() or wait())",
-                retryable=True,
+        if not 0 <= slot < self.slots:
+            raise LocalProtocolError(
+                f"transfer={slot}: this board has the slots 0 to {self.slots - 1}"
             )
-        slot = self._free.popleft()
-        self._sequence += 1
-        entry = Entry(
-            room, generation, lane, peer_incarnation, 1 if any(peer_incarnation) else 0, 0
-        )
-        self._live[slot] = (self._sequence, entry)
+        if slot in self._live:
+            raise LocalProtocolError(
+                f"transfer={slot}: this slot has the live transfer {self._live[slot][0]}; it is "
+                "free after its release"
+            )
+        expected = self._last.get(slot, 0) + 1
+        if sequence != expected:
+            raise LocalProtocolError(
+                f"transfer={slot} sequence={sequence}: the next use of this slot is {expected}"
+            )
+        self._last[slot] = sequence
+        entry = Entry(room, 0, "", _NO_INCARNATION, 0, 0)
+        self._live[slot] = (sequence, entry)
         self._store(slot, entry)
-        self.publish(slot, state)
-        return slot, self._sequence
+        self._board.set_tokens_returned(slot, 0)
+
+    def in_use(self, slot: int, sequence: int) -> bool:
+        """Whether the slot is taken, in this use."""
+        return self._live.get(slot, (0,))[0] == sequence
 
     def publish(self, slot: int, state: State) -> None:
         """Show `state` in the slot and wake whoever waits for it.
@@ -139,12 +144,10 @@ class BoardWriter:
 
         Raises: LocalProtocolError when that use of the slot is not alive.
         """
-        if self._live.get(slot, (0,))[0] != sequence:
+        if not self.in_use(slot, sequence):
             raise LocalProtocolError(f"board slot {slot} has no live transfer {sequence}")
         del self._live[slot]
         self._board.publish(slot, sequence, _FREE)
-        # To the end of the queue: a slot rests as long as possible before its next use.
-        self._free.append(slot)
 
     @property
     def live(self) -> int:
@@ -152,8 +155,12 @@ class BoardWriter:
         return len(self._live)
 
     def close(self) -> None:
-        """Close both descriptors; the worker's mapping keeps the last words. Idempotent."""
+        """Close both descriptors; the worker's mapping keeps the last words. Idempotent.
+
+        The worker sees that nobody writes here any more.
+        """
         if self.fd >= 0:
+            self._board.end()
             os.close(self.fd)
             os.close(self.eventfd)
             self.fd = self.eventfd = -1
@@ -193,12 +200,18 @@ class BoardReader:
         self.incarnation = self._board.incarnation
         """Of the agent that writes it."""
         self.word = self._board.word
-        """`word(slot)` is `sequence << 8 | state`: one memory read, no other cost."""
+        """`word(slot)` is `sequence << 8 | state`, with `ORPHANED` once the agent has ended: two
+        memory reads, no other cost."""
 
     def state(self, slot: int, sequence: int) -> State | None:
         """The state of that use of the slot; None when the slot is not in that use."""
         word = self.word(slot)
-        return _STATES[word & 0xFF] if word >> 8 == sequence else None
+        return _STATES[word & STATE_BITS] if word >> 8 == sequence else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the agent writes no more: it has closed this board, or its thread has ended."""
+        return self._board.ended
 
     def wait(self, slot: int, sequence: int, until_not: State, timeout_s: float) -> State | None:
         """Block until the state is not `until_not`, or `timeout_s` is over; the state it then has.
@@ -207,7 +220,7 @@ class BoardReader:
         wait for the eventfd and the socket.
         """
         word = self._board.wait(slot, sequence << 8 | until_not, timeout_s)
-        return _STATES[word & 0xFF] if word >> 8 == sequence else None
+        return _STATES[word & STATE_BITS] if word >> 8 == sequence else None
 
     def entry(self, slot: int, sequence: int) -> Entry | None:
         """What the board says beside the state; None when the slot is not in that use."""
@@ -215,7 +228,7 @@ class BoardReader:
             before = self.word(slot)
             room, generation, peer, peer_count, lane = self._board.details(slot)
             bytes_done = self._board.bytes_done(slot)
-            if before >> 8 != sequence or not before & 0xFF:
+            if before >> 8 != sequence or not before & STATE_BITS:
                 return None
             if self.word(slot) >> 8 == sequence:
                 name = LANES[lane] if lane < len(LANES) else f"lane {lane}"

@@ -3,12 +3,13 @@
     u32 length of the body | u32 descriptors | body (msgpack)          little-endian
 
 Descriptors ride with the first byte of their frame. `Inbox` and `Outbox` are the two directions of
-a non-blocking socket; neither waits. The caller decides what to do when they cannot go on.
+a non-blocking socket; neither waits, and neither gives up the GIL for its one system call: a busy
+thread beside the caller would keep it for milliseconds. The caller decides what to do when they
+cannot go on.
 """
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 import struct
@@ -20,7 +21,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from pdxfer import limits
+from pdxfer import _core, limits
 from pdxfer.errors import RemoteProtocolError, ResourceError
 from pdxfer.local.descriptors import shortage
 from pdxfer.local.messages import LocalMessage
@@ -29,8 +30,6 @@ HEADER: Final = struct.Struct("<II")
 _RECEIVE_BYTES: Final = 256 << 10
 _COALESCE_BYTES: Final = 256 << 10
 _COALESCE_FRAMES: Final = 64
-_DESCRIPTOR_BYTES: Final = array.array("i").itemsize
-_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(limits.LOCAL_FDS_MAX * _DESCRIPTOR_BYTES)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 M = TypeVar("M", bound=LocalMessage)
@@ -65,20 +64,13 @@ class Inbox(Generic[M]):
         Raises: EOFError at the end of the stream; OSError; RemoteProtocolError when descriptors
             were lost; ResourceError when they were because none are free here.
         """
-        try:
-            data, ancillary, flags, _ = sock.recvmsg(
-                _RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-            )
-        except BlockingIOError:
+        received = _core.receive_now(sock.fileno(), _RECEIVE_BYTES, limits.LOCAL_FDS_MAX)
+        if received is None:
             return False
-        came = len(self._fds)
-        for level, kind, payload in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds = array.array("i")
-                fds.frombytes(payload[: len(payload) - len(payload) % _DESCRIPTOR_BYTES])
-                self._fds.extend(fds)
-        if flags & socket.MSG_CTRUNC:
-            if len(self._fds) - came < limits.LOCAL_FDS_MAX:
+        data, fds, lost = received
+        self._fds.extend(fds)
+        if lost:
+            if len(fds) < limits.LOCAL_FDS_MAX:
                 raise shortage("this process")
             raise RemoteProtocolError(f"more than {limits.LOCAL_FDS_MAX} descriptors came at once")
         if not data:
@@ -155,9 +147,8 @@ class Outbox:
         """
         while self._queue:
             views, fds = self._head()
-            try:
-                sent = _send(sock, views, fds)
-            except BlockingIOError:
+            sent = _core.send_now(sock.fileno(), views, fds)
+            if sent < 0:
                 return False
             if fds:
                 # They went with the first byte, however few bytes the kernel took.
@@ -196,14 +187,6 @@ class Outbox:
                 return
             sent -= len(view)
             self._queue.popleft()
-
-
-def _send(sock: socket.socket, views: list[memoryview], fds: list[int]) -> int:
-    flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-    if not fds:
-        return sock.send(views[0], flags) if len(views) == 1 else sock.sendmsg(views, (), flags)
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-    return sock.sendmsg(views, [rights], flags)
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -17,6 +17,20 @@ class LocalMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
     request: int = 0
 
 
+class TransferMessage(LocalMessage, frozen=True, kw_only=True):
+    """Base of what a worker says of one transfer: the use of a board slot.
+
+    The worker chooses both numbers: a free slot of its board, and for each use of a slot the
+    sequence number after its last one. The slot is the transfer's until the worker's `ReleaseSlot`,
+    also where the agent refuses the transfer: the board then shows FAILED.
+    """
+
+    transfer: int
+    """Board slot."""
+    sequence: int
+    """Which use of the slot; 1 is the first."""
+
+
 # -- worker to agent -------------------------------------------------------------------------
 class WorkerHello(LocalMessage, frozen=True, kw_only=True, tag="hello"):
     """First message of a worker."""
@@ -60,20 +74,9 @@ class ConnectPeer(LocalMessage, frozen=True, kw_only=True, tag="connect"):
     timeout_s: float
 
 
-class OpenSend(LocalMessage, frozen=True, kw_only=True, tag="open"):
-    """Prefill: hold the room for a send; with `chunk` also its first pages."""
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages to send: what one `send` says."""
 
-    room: int
-    deadline_s: float
-    lease_s: float
-    chunk: SendChunk | None = None
-
-
-class SendChunk(LocalMessage, frozen=True, kw_only=True, tag="send"):
-    """Prefill: pages of an opened room. No answer but the board and `Outcome` (request 0)."""
-
-    transfer: int
-    """Board slot; not read inside an `OpenSend`."""
     groups: dict[str, GroupPages]
     tokens: int | None
     """Of the whole request, known at the latest with the last chunk."""
@@ -82,8 +85,37 @@ class SendChunk(LocalMessage, frozen=True, kw_only=True, tag="send"):
     aux: bytes
 
 
-class OpenReceive(LocalMessage, frozen=True, kw_only=True, tag="receive"):
-    """Decode: bind a room; with `place` also its pages."""
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request goes: what `place` says."""
+
+    tokens: int
+    prefix_tokens: int
+    groups: dict[str, GroupPages]
+
+
+class OpenSend(TransferMessage, frozen=True, kw_only=True, tag="open"):
+    """Prefill: hold the room for a send; with `chunk` also its first pages.
+
+    Its answer is the board, which shows the transfer, or a `Refused` of this request.
+    """
+
+    room: int
+    deadline_s: float
+    lease_s: float
+    chunk: Chunk | None = None
+
+
+class SendChunk(TransferMessage, frozen=True, kw_only=True, tag="send"):
+    """Prefill: pages of an opened room.
+
+    No answer but the board; should they be refused, a `Refused` of the opening's request.
+    """
+
+    chunk: Chunk
+
+
+class OpenReceive(TransferMessage, frozen=True, kw_only=True, tag="receive"):
+    """Decode: bind a room; with `place` also its pages. Answered as `OpenSend` is."""
 
     room: int
     prefill: list[str]
@@ -92,31 +124,23 @@ class OpenReceive(LocalMessage, frozen=True, kw_only=True, tag="receive"):
     """Fails, retryable, once an address has had no answer for so long; None: at the deadline."""
     must_exist: bool = False
     """Fails, retryable, where a source worker has no live send of the room when it is told."""
-    place: PlacePages | None = None
+    place: Places | None = None
 
 
-class PlacePages(LocalMessage, frozen=True, kw_only=True, tag="place"):
-    """Decode: where the pages of a received room go. No answer but the board (request 0)."""
+class PlacePages(TransferMessage, frozen=True, kw_only=True, tag="place"):
+    """Decode: where the pages of a received room go. Answered as `SendChunk` is."""
 
-    transfer: int = -1
-    tokens: int
-    prefix_tokens: int
-    groups: dict[str, GroupPages]
+    place: Places
 
 
-class AbortTransfer(LocalMessage, frozen=True, kw_only=True, tag="abort"):
+class AbortTransfer(TransferMessage, frozen=True, kw_only=True, tag="abort"):
     """Either role: give the transfer up. No answer but the board."""
 
-    transfer: int
-    sequence: int
     reason: str
 
 
-class ReleaseSlot(LocalMessage, frozen=True, kw_only=True, tag="release"):
+class ReleaseSlot(TransferMessage, frozen=True, kw_only=True, tag="release"):
     """The worker has seen the final state; the slot may be used again."""
-
-    transfer: int
-    sequence: int
 
 
 class AskStatus(LocalMessage, frozen=True, kw_only=True, tag="ask_status"):
@@ -196,15 +220,11 @@ class Connected(LocalMessage, frozen=True, kw_only=True, tag="connected"):
     summary: dict[str, object]
 
 
-class Opened(LocalMessage, frozen=True, kw_only=True, tag="opened"):
-    """Answer to `OpenSend` and `OpenReceive`: the board slot of the transfer."""
-
-    transfer: int
-    sequence: int
-
-
 class Refused(LocalMessage, frozen=True, kw_only=True, tag="refused"):
-    """Answer to any request that failed: an error of `pdxfer.errors` as it travels."""
+    """Answer to any request that failed: an error of `pdxfer.errors` as it travels.
+
+    The refusal of an opening comes before the board shows FAILED.
+    """
 
     code: str
     text: str
@@ -265,13 +285,5 @@ FromWorker = (
     | AskStatus
 )
 FromAgent = (
-    AgentHello
-    | Attached
-    | Connected
-    | Opened
-    | Refused
-    | Outcome
-    | Writer
-    | TransferWriters
-    | AgentStatus
+    AgentHello | Attached | Connected | Refused | Outcome | Writer | TransferWriters | AgentStatus
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pdxfer.errors import RemoteProtocolError
 from pdxfer.local.connection import HEADER, Inbox, Outbox, encode
-from pdxfer.local.messages import FromWorker, ReleaseSlot, SendChunk
+from pdxfer.local.messages import Chunk, FromWorker, ReleaseSlot, SendChunk
 from pdxfer.wire.messages import GroupPages
 
 MESSAGES = st.one_of(
@@ -22,20 +22,24 @@ MESSAGES = st.one_of(
     st.builds(
         SendChunk,
         transfer=st.integers(0, 4095),
-        groups=st.dictionaries(
-            st.text(max_size=5),
-            st.builds(
-                GroupPages,
-                first_token=st.integers(0, 2**31),
-                encoding=st.sampled_from(["i4", "r8"]),
-                ids=st.binary(max_size=2000),
+        sequence=st.integers(0, 2**56 - 1),
+        chunk=st.builds(
+            Chunk,
+            groups=st.dictionaries(
+                st.text(max_size=5),
+                st.builds(
+                    GroupPages,
+                    first_token=st.integers(0, 2**31),
+                    encoding=st.sampled_from(["i4", "r8"]),
+                    ids=st.binary(max_size=2000),
+                ),
+                max_size=3,
             ),
-            max_size=3,
+            tokens=st.none() | st.integers(0, 2**40),
+            layers=st.none() | st.lists(st.integers(0, 100), max_size=4),
+            last=st.booleans(),
+            aux=st.binary(max_size=50),
         ),
-        tokens=st.none() | st.integers(0, 2**40),
-        layers=st.none() | st.lists(st.integers(0, 100), max_size=4),
-        last=st.booleans(),
-        aux=st.binary(max_size=50),
     ),
 )
 FRAMES = st.lists(st.tuples(MESSAGES, st.integers(0, 3)), min_size=1, max_size=8)

@@ -15,7 +15,6 @@ from pdxfer.local.messages import (
     AttachWorker,
     ConnectPeer,
     FromWorker,
-    Opened,
     OpenReceive,
     OpenSend,
     Outcome,
@@ -131,7 +130,7 @@ class FakeAgent:
             if act is not None:
                 act(conn, message)
         except PdxferError as error:
-            conn.send(Refused(request=message.request, **error.to_wire()))
+            self.refuse(conn, message, error)
 
     def on_closed(self, conn, reason):
         board = self.boards.pop(conn, None)
@@ -165,10 +164,19 @@ class FakeAgent:
         conn.send(Attached(request=message.request, worker_id=1))
 
     def answer_open(self, conn, message):
-        """Answer an open with a slot."""
-        slot, sequence = self.boards[conn].allocate(message.room)
-        self.rooms[message.room] = (conn, slot, sequence)
-        conn.send(Opened(request=message.request, transfer=slot, sequence=sequence))
+        """Answer an open: show the transfer in the slot that the worker has chosen."""
+        self.boards[conn].take(message.transfer, message.sequence, message.room)
+        self.rooms[message.room] = (conn, message.transfer, message.sequence)
+        self.boards[conn].publish(message.transfer, State.WAITING)
+
+    def refuse(self, conn, message, error):
+        """Refuse a request; an open takes its slot all the same, and shows FAILED there."""
+        conn.send(Refused(request=message.request, **error.to_wire()))
+        if isinstance(message, OpenSend | OpenReceive):
+            board = self.boards[conn]
+            if not board.in_use(message.transfer, message.sequence):
+                board.take(message.transfer, message.sequence, message.room)
+            board.publish(message.transfer, State.FAILED)
 
     _on_OpenSend = answer_open
     _on_OpenReceive = answer_open

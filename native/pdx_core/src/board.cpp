@@ -9,6 +9,7 @@
 #include <bit>
 #include <cerrno>
 #include <climits>
+#include <cstddef>
 #include <cstring>
 #include <ctime>
 #include <stdexcept>
@@ -17,7 +18,7 @@
 namespace pdx {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3144524144425850;  // "PXBDARD1"
+constexpr std::uint64_t kMagic = 0x3244524144425850;  // "PXBDARD2"
 static_assert(std::endian::native == std::endian::little,
               "the futex looks at the low half of the word, which must come first");
 
@@ -33,6 +34,27 @@ std::int64_t monotonic_ns() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+// The word of a mutex that the kernel marks when its holder dies: glibc keeps it in front.
+const std::uint32_t* futex_word(const pthread_mutex_t& mutex) {
+#ifdef __GLIBC__
+  static_assert(offsetof(pthread_mutex_t, __data.__lock) == 0);
+#endif
+  return reinterpret_cast<const std::uint32_t*>(&mutex);
+}
+
+// Makes a robust mutex in shared memory and takes it for the calling thread.
+void hold(pthread_mutex_t& mutex) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  const int made = pthread_mutex_init(&mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  if (made != 0) throw_errno(made, "a robust mutex on the status board");
+  const int taken = pthread_mutex_lock(&mutex);
+  if (taken != 0) throw_errno(taken, "the robust mutex on the status board");
 }
 
 // Sleeps until woken, `deadline_ns` (CLOCK_MONOTONIC, negative: none) or a signal. Returns errno.
@@ -64,11 +86,13 @@ BoardMapping::BoardMapping(int fd, std::uint32_t slots, bool writable) : slots_(
   lines_ = static_cast<BoardLine*>(base);
 }
 
-BoardMapping::~BoardMapping() { munmap(static_cast<void*>(lines_), board_bytes(slots_)); }
+BoardMapping::~BoardMapping() {
+  if (!keep_mapped_) munmap(static_cast<void*>(lines_), board_bytes(slots_));
+}
 
 BoardLine& BoardMapping::line(std::uint32_t slot) const {
   if (slot >= slots_) throw std::out_of_range("status board slot out of range");
-  return lines_[static_cast<std::size_t>(slot) + 1];
+  return lines_[static_cast<std::size_t>(slot) + 2];
 }
 
 BoardWriter::BoardWriter(int fd, std::uint32_t slots, const Incarnation& incarnation)
@@ -78,8 +102,20 @@ BoardWriter::BoardWriter(int fd, std::uint32_t slots, const Incarnation& incarna
   first.peer[0].store(halves[0], std::memory_order_relaxed);
   first.peer[1].store(halves[1], std::memory_order_relaxed);
   first.room.store(slots, std::memory_order_relaxed);
+  hold(life().held);
   first.word.store(kMagic, std::memory_order_release);
 }
+
+BoardWriter::~BoardWriter() {
+  // EPERM: another thread holds it, or the process of which this one is a fork.
+  if (pthread_mutex_unlock(&life().held) != 0) {
+    keep_mapped();
+  } else {
+    end();
+  }
+}
+
+void BoardWriter::end() { life().ended.store(1, std::memory_order_release); }
 
 void BoardWriter::set_details(std::uint32_t slot, const BoardDetails& details) {
   const auto halves = std::bit_cast<std::array<std::uint64_t, 2>>(details.peer);
@@ -94,6 +130,10 @@ void BoardWriter::set_details(std::uint32_t slot, const BoardDetails& details) {
 
 void BoardWriter::set_bytes_done(std::uint32_t slot, std::uint64_t bytes) {
   line(slot).bytes_done.store(bytes, std::memory_order_relaxed);
+}
+
+void BoardWriter::set_tokens_returned(std::uint32_t slot, std::uint64_t tokens) {
+  line(slot).tokens_returned.store(tokens, std::memory_order_release);
 }
 
 void BoardWriter::publish(std::uint32_t slot, std::uint64_t sequence, std::uint8_t state) {
@@ -115,8 +155,17 @@ Incarnation BoardReader::incarnation() const {
   return std::bit_cast<Incarnation>(halves);
 }
 
+bool BoardReader::ended() const {
+  const BoardLife& agent = life();
+  return (__atomic_load_n(futex_word(agent.held), __ATOMIC_ACQUIRE) & FUTEX_OWNER_DIED) != 0 ||
+         agent.ended.load(std::memory_order_acquire) != 0;
+}
+
 std::uint64_t BoardReader::word(std::uint32_t slot) const {
-  return line(slot).word.load(std::memory_order_acquire);
+  const BoardLine& source = line(slot);
+  const std::uint64_t now = source.word.load(std::memory_order_acquire);
+  // Read again: the agent may have written it between the first read and its end.
+  return ended() ? source.word.load(std::memory_order_acquire) | kOrphaned : now;
 }
 
 BoardDetails BoardReader::details(std::uint32_t slot) const {
@@ -134,6 +183,10 @@ BoardDetails BoardReader::details(std::uint32_t slot) const {
 
 std::uint64_t BoardReader::bytes_done(std::uint32_t slot) const {
   return line(slot).bytes_done.load(std::memory_order_relaxed);
+}
+
+std::uint64_t BoardReader::tokens_returned(std::uint32_t slot) const {
+  return line(slot).tokens_returned.load(std::memory_order_acquire);
 }
 
 std::uint64_t BoardReader::wait(std::uint32_t slot, std::uint64_t seen, std::int64_t timeout_ns,

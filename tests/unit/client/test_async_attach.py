@@ -327,3 +327,21 @@ async def test_a_dead_agents_socket_does_not_keep_the_loop_busy(prefill_agent, a
     async_prefill.channel._read = counted
     await asyncio.sleep(0.05)
     assert calls <= 1
+
+
+def test_an_async_client_used_on_another_loop_says_so(decode_agent, cache):
+    async def make():
+        return await AsyncDecodeClient.create(decode_agent.socket_path, cache)
+
+    async def use(client):
+        with pytest.raises(LocalProtocolError, match="another event loop"):
+            await client.receive(1, PREFILL)
+        with pytest.raises(LocalProtocolError, match="another event loop"):
+            await client.connect(PREFILL)
+
+    loop, other = asyncio.new_event_loop(), asyncio.new_event_loop()
+    client = loop.run_until_complete(make())
+    other.run_until_complete(use(client))
+    client.close()
+    loop.close()
+    other.close()

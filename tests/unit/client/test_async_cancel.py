@@ -51,9 +51,8 @@ class Held:
 
     def refuse(self):
         def act():
-            for conn, message in self.requests:
-                error = ResourceError("no room").to_wire()
-                conn.send(Refused(request=message.request, **error))
+            for request in self.requests:
+                self.agent.refuse(*request, ResourceError("no room"))
 
         self.agent.run(act)
 
@@ -150,8 +149,8 @@ async def test_an_opening_refused_after_it_was_cancelled(opening, cache):
         held.refuse()
         client.check_agent()
         assert client.given_up == frozenset()
-        assert agent.count(AbortTransfer) == 0
-        assert client._opening == {}
+        assert agent.next(AbortTransfer).reason == GIVEN_UP
+        assert client._live == {}
 
 
 async def test_an_opening_that_was_too_late(opening, cache):
@@ -207,7 +206,7 @@ async def test_openings_cancelled_at_any_moment_never_use_up_the_slots(decode_ag
         while decode_agent.board().live or async_decode.given_up:
             await some_turns(1)
     assert len(async_decode.finished()) == kept
-    assert async_decode._live == async_decode._opening == async_decode._by_request == {}
+    assert async_decode._live == async_decode._by_request == {}
 
 
 async def test_cancelling_before_anything_was_asked(decode_agent, async_decode):
@@ -232,7 +231,7 @@ async def test_cancelling_a_wait_leaves_the_transfer_running(decode_agent, async
     for task in (tasks[0], tasks[2]):
         assert (await task).length_bytes == 5
     assert decode_agent.count(AbortTransfer) == 0
-    assert receiving._bell._waiting == []
+    assert receiving.bell.waiting == []
     assert async_decode.finished() == [receiving]
 
 
@@ -254,7 +253,7 @@ async def test_cancelling_connect_changes_nothing(decode_agent, async_decode, ca
         Connected(request=message.request, summary=summary.to_wire())
     )
     assert await async_decode.connect(PREFILL) == summary
-    assert async_decode.channel._answers == async_decode.channel._answered == {}
+    assert async_decode.channel._answers == {}
 
 
 async def test_cancelling_a_chunk_that_the_socket_takes(prefill_agent, async_prefill):
@@ -306,7 +305,7 @@ async def test_cancelling_while_after_is_waited_for_sends_nothing(prefill_agent,
     await asyncio.sleep(0.005)
     await cancelled(task)
     await sending.send([2])
-    assert len((await asyncio.to_thread(prefill_agent.next, SendChunk)).groups) == 1
+    assert len((await asyncio.to_thread(prefill_agent.next, SendChunk)).chunk.groups) == 1
     assert prefill_agent.count(SendChunk) == prefill_agent.count(AbortTransfer) == 0
 
 

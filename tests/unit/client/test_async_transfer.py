@@ -20,9 +20,9 @@ from pdxfer.errors import (
 from pdxfer.layout import plan
 from pdxfer.local.messages import (
     AbortTransfer,
+    Attached,
     Connected,
     ConnectPeer,
-    Opened,
     OpenReceive,
     OpenSend,
     Outcome,
@@ -54,7 +54,8 @@ async def test_open_and_send(prefill_agent, async_prefill):
     assert (sending.state, sending.error, sending.prefix_tokens) == (State.WAITING, None, None)
     await sending.send([1, 2], layers=[1, 0], last=False)
     await sending.send(Pages([3], first_token=8), tokens=11, aux=b"x")
-    chunks = [await asyncio.to_thread(prefill_agent.next, SendChunk) for _ in range(2)]
+    said = [await asyncio.to_thread(prefill_agent.next, SendChunk) for _ in range(2)]
+    chunks = [message.chunk for message in said]
     assert [chunk.layers for chunk in chunks] == [[0, 1], None]
     assert [(chunk.tokens, chunk.last, chunk.aux) for chunk in chunks] == [
         (None, False, b""),
@@ -101,8 +102,9 @@ async def test_receive_and_place(decode_agent, async_decode):
     with pytest.raises(ConfigError, match="page id 99"):
         await receiving.place([99])
     await receiving.place(np.array([7, 8]), tokens=7)
-    place = await asyncio.to_thread(decode_agent.next, PlacePages)
-    assert (place.transfer, place.tokens, ids_of(place)) == (receiving.slot, 7, {"full": [7, 8]})
+    said = await asyncio.to_thread(decode_agent.next, PlacePages)
+    assert (said.transfer, said.sequence) == (receiving.slot, receiving.sequence)
+    assert (said.place.tokens, ids_of(said.place)) == (7, {"full": [7, 8]})
     with pytest.raises(LocalProtocolError, match="have been placed"):
         await receiving.place([9])
     with pytest.raises(ConfigError, match=r"place\(\)"):
@@ -144,15 +146,10 @@ async def test_refusals_raise(decode_agent, async_decode):
 
 async def test_agent_that_answers_nonsense(decode_agent, async_decode):
     decode_agent.on[ConnectPeer] = lambda conn, message: conn.send(
-        Opened(request=message.request, transfer=0, sequence=0)
+        Attached(request=message.request, worker_id=1)
     )
-    with pytest.raises(RemoteProtocolError, match="answered ConnectPeer with Opened"):
+    with pytest.raises(RemoteProtocolError, match="answered ConnectPeer with Attached"):
         await async_decode.connect(PREFILL)
-    decode_agent.on[OpenReceive] = lambda conn, message: conn.send(
-        Connected(request=message.request, summary={})
-    )
-    with pytest.raises(RemoteProtocolError, match="answered OpenReceive with Connected"):
-        await async_decode.receive(1, PREFILL)
 
 
 async def test_refusal_of_the_whole_connection(decode_agent, async_decode):
@@ -327,7 +324,7 @@ async def test_many_waits_at_once(tmp_path, cache):
                 transfer.room for transfer in held for _ in range(2)
             ]
             assert {transfer.room for transfer in client.finished()} == set(rooms)
-            assert not any(transfer._bell._waiting for transfer in held)
+            assert not any(transfer.bell.waiting for transfer in held)
 
 
 async def test_slots_are_given_back_without_finished(decode_agent, async_decode):
@@ -493,8 +490,8 @@ async def test_large_sends_go_out_in_order_when_the_agent_reads(prefill_agent, a
     await asyncio.wait_for(asyncio.gather(*tasks), WAIT_S)
     chunks = [await asyncio.to_thread(prefill_agent.next, SendChunk) for _ in sendings]
     assert [chunk.transfer for chunk in chunks] == [each.slot for each in sendings]
-    for chunk in chunks:
-        group = chunk.groups["full"]
+    for message in chunks:
+        group = message.chunk.groups["full"]
         assert np.array_equal(unpack_ids(group.encoding, group.ids), LARGE)
     assert not async_prefill.channel._writing
 
@@ -538,7 +535,7 @@ async def test_after_is_waited_for(prefill_agent, async_prefill):
     sending = await async_prefill.open(1)
     await sending.send([1], after=event)
     assert event.answers == [True]
-    assert (await asyncio.to_thread(prefill_agent.next, SendChunk)).last
+    assert (await asyncio.to_thread(prefill_agent.next, SendChunk)).chunk.last
 
 
 async def test_after_that_never_comes(prefill_agent, cache):
@@ -547,7 +544,7 @@ async def test_after_that_never_comes(prefill_agent, cache):
         with pytest.raises(TimeoutError, match=r"`after` .*timeout_s=0\.2; nothing was sent"):
             await sending.send([1], after=Event(False))
         await sending.send([2])
-        chunk = await asyncio.to_thread(prefill_agent.next, SendChunk)
+        chunk = (await asyncio.to_thread(prefill_agent.next, SendChunk)).chunk
         assert list(unpack_ids(chunk.groups["full"].encoding, chunk.groups["full"].ids)) == [2]
 
 

@@ -16,9 +16,9 @@ from pdxfer.errors import (
 from pdxfer.layout import plan
 from pdxfer.local.messages import (
     AbortTransfer,
+    Attached,
     Connected,
     ConnectPeer,
-    Opened,
     OpenReceive,
     Outcome,
     PlacePages,
@@ -80,9 +80,10 @@ def test_receive_then_place(decode_agent, decode):
     assert message.place is None
     assert message.deadline_s == limits.UNMATCHED_DEADLINE_S
     receiving.place(np.array([7, 8]), tokens=7)
-    place = decode_agent.next(PlacePages)
-    assert (place.transfer, place.tokens) == (receiving.slot, 7)
-    assert ids_of(place) == {"full": [7, 8]}
+    said = decode_agent.next(PlacePages)
+    assert (said.transfer, said.sequence) == (receiving.slot, receiving.sequence)
+    assert said.place.tokens == 7
+    assert ids_of(said.place) == {"full": [7, 8]}
     with pytest.raises(LocalProtocolError):
         receiving.place([9])
 
@@ -136,7 +137,7 @@ def test_bad_place_can_be_repaired(decode_agent, decode):
     with pytest.raises(ConfigError, match="page id 99"):
         receiving.place([99])
     receiving.place([1])
-    assert ids_of(decode_agent.next(PlacePages)) == {"full": [1]}
+    assert ids_of(decode_agent.next(PlacePages).place) == {"full": [1]}
 
 
 def test_refused_receive_raises(decode_agent, decode):
@@ -188,9 +189,9 @@ def test_outcome_right_behind_the_opening(decode_agent, decode):
 
 def test_agent_that_answers_nonsense(decode_agent, decode):
     decode_agent.on[ConnectPeer] = lambda conn, message: conn.send(
-        Opened(request=message.request, transfer=0, sequence=0)
+        Attached(request=message.request, worker_id=1)
     )
-    with pytest.raises(Exception, match="answered ConnectPeer with Opened"):
+    with pytest.raises(Exception, match="answered ConnectPeer with Attached"):
         decode.connect(PREFILL)
 
 

@@ -41,11 +41,10 @@ def test_its_pages_come_back_when_it_has_ended(decode_agent, late):
 
 def test_a_refusal_gives_them_back(decode_agent, late):
     client, (conn, message) = late
-    refused = Refused(request=message.request, **ResourceError("full").to_wire())
-    decode_agent.run(conn.send, refused)
+    decode_agent.run(decode_agent.refuse, conn, message, ResourceError("full"))
     client.check_agent()
     assert client.given_up == frozenset()
-    assert decode_agent.count(AbortTransfer) == 0
+    assert client.finished() == []
 
 
 def test_a_transfer_refused_behind_its_opening_still_holds_them(decode_agent, late):

@@ -60,7 +60,7 @@ def test_chunks_and_layers(prefill_agent, prefill):
     sending.send([1, 2], layers=[1, 0, 1], last=False)
     sending.send(Pages([3], first_token=8), layers=range(2), last=False)
     sending.send({"full": [4]}, tokens=16)
-    chunks = [prefill_agent.next(SendChunk) for _ in range(3)]
+    chunks = [prefill_agent.next(SendChunk).chunk for _ in range(3)]
     assert [chunk.layers for chunk in chunks] == [[0, 1], [0, 1], None]
     assert [chunk.last for chunk in chunks] == [False, False, True]
     assert [chunk.groups["full"].first_token for chunk in chunks] == [0, 8, 0]
@@ -140,7 +140,7 @@ def test_bad_chunks_are_refused_before_anything_is_sent(
     with pytest.raises(ConfigError, match=text):
         sending.send(pages, **options)
     sending.send([1])  # the transfer is as it was
-    assert prefill_agent.next(SendChunk).last
+    assert prefill_agent.next(SendChunk).chunk.last
     assert prefill_agent.count(SendChunk) == 0
 
 
@@ -171,7 +171,7 @@ def test_event_that_fails_sends_nothing(prefill_agent, prefill):
     with pytest.raises(FloatingPointError):
         sending.send([1], after=Event())
     sending.send([2])
-    assert prefill_agent.next(SendChunk).groups["full"].ids == b"\2\0\0\0"
+    assert prefill_agent.next(SendChunk).chunk.groups["full"].ids == b"\2\0\0\0"
 
 
 def test_prefix_tokens_are_known_from_ready_on(prefill_agent, prefill):

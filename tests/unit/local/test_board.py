@@ -12,7 +12,7 @@ import time
 import pytest
 
 from pdxfer import _core
-from pdxfer.errors import LocalProtocolError, ResourceError
+from pdxfer.errors import LocalProtocolError
 from pdxfer.local.board import LANES, BoardReader, BoardWriter, Entry
 from pdxfer.protocol.state import State
 
@@ -32,8 +32,15 @@ def reader(writer):
     return BoardReader(writer.fd, writer.slots)
 
 
+def take(writer, slot, room, sequence=1):
+    """Take a slot and show WAITING there; the use of it."""
+    writer.take(slot, sequence, room)
+    writer.publish(slot, State.WAITING)
+    return slot, sequence
+
+
 def test_states_cross(writer, reader):
-    slot, sequence = writer.allocate(7)
+    slot, sequence = take(writer, 0, 7)
     assert reader.state(slot, sequence) is State.WAITING
     for state in State:
         writer.publish(slot, state)
@@ -42,13 +49,15 @@ def test_states_cross(writer, reader):
 
 
 def test_line_is_64_bytes():
-    assert _core.board_bytes(0) == 64
+    assert _core.board_bytes(0) == 128
     assert _core.board_bytes(4096) - _core.board_bytes(4095) == 64
 
 
 def test_details_cross(writer, reader):
-    slot, sequence = writer.allocate((1 << 64) - 1, (1 << 64) - 2, "cma", PEER)
-    whole = Entry((1 << 64) - 1, (1 << 64) - 2, "cma", PEER, 1, 0)
+    slot, sequence = take(writer, 0, (1 << 64) - 1)
+    generation = (1 << 64) - 2
+    writer.set_details(slot, generation=generation, lane="cma", peer_incarnation=PEER, peer_count=1)
+    whole = Entry((1 << 64) - 1, generation, "cma", PEER, 1, 0)
     assert reader.entry(slot, sequence) == whole
     writer.set_details(slot, lane="tcp", peer_count=3, bytes_done=1 << 40)
     assert reader.entry(slot, sequence) == Entry(
@@ -59,44 +68,52 @@ def test_details_cross(writer, reader):
 
 @pytest.mark.parametrize("lane", LANES)
 def test_lane_names_cross(writer, reader, lane):
-    slot, sequence = writer.allocate(1, lane=lane)
+    slot, sequence = take(writer, 0, 1)
+    writer.set_details(slot, lane=lane)
     entry = reader.entry(slot, sequence)
     assert entry is not None
     assert entry.lane == lane
 
 
-def test_slots_run_out_and_come_back(writer, reader):
-    taken = [writer.allocate(room) for room in range(1, 5)]
-    assert sorted(slot for slot, _ in taken) == [0, 1, 2, 3]
-    with pytest.raises(ResourceError, match="all 4 transfers") as caught:
-        writer.allocate(5)
-    assert caught.value.retryable
-    slot, sequence = taken[2]
-    writer.release(slot, sequence)
+def test_a_slot_comes_back_in_its_next_use(writer, reader):
+    for slot in range(4):
+        take(writer, slot, slot + 1)
+    writer.release(2, 1)
     assert writer.live == 3
-    assert reader.state(slot, sequence) is None
-    assert reader.entry(slot, sequence) is None
-    again, later = writer.allocate(6)
-    assert again == slot
-    assert later > sequence
-    assert reader.state(slot, sequence) is None
-    assert reader.state(slot, later) is State.WAITING
-    assert reader.entry(slot, later) == Entry(6, 0, "", bytes(16), 0, 0)
+    assert reader.state(2, 1) is None
+    assert reader.entry(2, 1) is None
+    take(writer, 2, 6, sequence=2)
+    assert reader.state(2, 1) is None
+    assert reader.state(2, 2) is State.WAITING
+    assert reader.entry(2, 2) == Entry(6, 0, "", bytes(16), 0, 0)
 
 
-def test_sequences_never_repeat(writer):
-    seen = set()
-    for room in range(1, 50):
-        slot, sequence = writer.allocate(room)
-        seen.add(sequence)
-        writer.release(slot, sequence)
-    assert len(seen) == 49
+@pytest.mark.parametrize(
+    ("slot", "sequence", "text"),
+    [
+        (0, 2, "has the live transfer 1"),
+        (0, 1, "has the live transfer 1"),
+        (1, 1, "the next use of this slot is 2"),
+        (1, 3, "the next use of this slot is 2"),
+        (2, 0, "the next use of this slot is 1"),
+        (4, 1, "slots 0 to 3"),
+        (-1, 1, "slots 0 to 3"),
+    ],
+)
+def test_only_the_next_use_of_a_free_slot_is_taken(writer, reader, slot, sequence, text):
+    take(writer, 0, 1)
+    take(writer, 1, 2)
+    writer.release(1, 1)
+    with pytest.raises(LocalProtocolError, match=text):
+        writer.take(slot, sequence, 3)
+    assert writer.live == 1
+    assert reader.entry(0, 1) == Entry(1, 0, "", bytes(16), 0, 0)
 
 
 def test_only_a_live_use_is_written_or_released(writer):
     with pytest.raises(LocalProtocolError):
         writer.publish(0, State.READY)
-    slot, sequence = writer.allocate(1)
+    slot, sequence = take(writer, 0, 1)
     with pytest.raises(LocalProtocolError):
         writer.release(slot, sequence + 1)
     writer.release(slot, sequence)
@@ -139,7 +156,7 @@ def test_reader_refuses_what_is_no_board(writer):
 
 
 def test_publish_makes_the_eventfd_readable(writer):
-    slot, _ = writer.allocate(1)
+    slot, _ = take(writer, 0, 1)
     writer.publish(slot, State.READY)
     assert os.eventfd_read(writer.eventfd) == 2
     with pytest.raises(BlockingIOError):
@@ -148,17 +165,17 @@ def test_publish_makes_the_eventfd_readable(writer):
 
 def test_full_eventfd_does_not_stop_the_agent(writer):
     os.eventfd_write(writer.eventfd, (1 << 64) - 2)
-    slot, _ = writer.allocate(1)
+    slot, _ = take(writer, 0, 1)
     writer.publish(slot, State.READY)
 
 
 def test_wait_returns_at_once_when_the_state_is_another(writer, reader):
-    slot, sequence = writer.allocate(1)
+    slot, sequence = take(writer, 0, 1)
     assert reader.wait(slot, sequence, State.READY, 60) is State.WAITING
 
 
 def test_wait_times_out(writer, reader):
-    slot, sequence = writer.allocate(1)
+    slot, sequence = take(writer, 0, 1)
     before = time.monotonic()
     assert reader.wait(slot, sequence, State.WAITING, 0.02) is State.WAITING
     assert 0.02 <= time.monotonic() - before < 5
@@ -171,7 +188,7 @@ def test_wait_refuses_a_bad_timeout(writer, reader, timeout):
 
 
 def test_wait_is_woken_and_leaves_the_gil_free(writer, reader):
-    slot, sequence = writer.allocate(1)
+    slot, sequence = take(writer, 0, 1)
     seen = []
     waiter = threading.Thread(
         target=lambda: seen.append(reader.wait(slot, sequence, State.WAITING, 60))
@@ -183,7 +200,7 @@ def test_wait_is_woken_and_leaves_the_gil_free(writer, reader):
 
 
 def test_wait_in_another_process_is_woken(writer):
-    slot, sequence = writer.allocate(1)
+    slot, sequence = take(writer, 0, 1)
     code = (
         "import sys; from pdxfer.local.board import *; "
         "r = BoardReader(int(sys.argv[1]), 4); print('up', flush=True); "
@@ -208,7 +225,7 @@ def test_signal_handler_runs_and_its_exception_ends_the_wait(writer, reader):
     def handler(number, frame):
         raise StopWaiting
 
-    slot, sequence = writer.allocate(1)
+    slot, sequence = take(writer, 0, 1)
     old = signal.signal(signal.SIGALRM, handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.02)
@@ -219,7 +236,7 @@ def test_signal_handler_runs_and_its_exception_ends_the_wait(writer, reader):
 
 
 def test_signal_without_exception_does_not_end_the_wait(writer, reader):
-    slot, sequence = writer.allocate(1)
+    slot, sequence = take(writer, 0, 1)
     old = signal.signal(signal.SIGALRM, lambda number, frame: writer.publish(slot, State.READY))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.02)
@@ -229,7 +246,7 @@ def test_signal_without_exception_does_not_end_the_wait(writer, reader):
 
 
 def test_close_leaves_readers_their_last_words(writer, reader):
-    slot, sequence = writer.allocate(1)
+    slot, sequence = take(writer, 0, 1)
     writer.publish(slot, State.COMMITTED)
     writer.close()
     writer.close()

@@ -6,10 +6,17 @@ import socket
 import msgspec
 import pytest
 
-from pdxfer import limits
+from pdxfer import _core, limits
 from pdxfer.errors import RemoteProtocolError, ResourceError
 from pdxfer.local.connection import HEADER, Inbox, Outbox, encode
-from pdxfer.local.messages import AbortTransfer, FromWorker, ReleaseSlot, SendChunk, WorkerHello
+from pdxfer.local.messages import (
+    AbortTransfer,
+    Chunk,
+    FromWorker,
+    ReleaseSlot,
+    SendChunk,
+    WorkerHello,
+)
 from pdxfer.wire.messages import GroupPages
 
 
@@ -133,9 +140,8 @@ def test_large_frames_with_descriptors_through_a_small_buffer(pair, pipes):
     sent = []
     for number in range(3):
         pages = GroupPages(first_token=number, encoding="i4", ids=bytes([number]) * 300_000)
-        message = SendChunk(
-            transfer=number, groups={"full": pages}, tokens=None, layers=None, last=False, aux=b""
-        )
+        chunk = Chunk(groups={"full": pages}, tokens=None, layers=None, last=False, aux=b"")
+        message = SendChunk(transfer=number, sequence=1, chunk=chunk)
         sent.append(message)
         pair.outbox.append(encode(message, 1), [fds[number]])
     assert not pair.outbox.flush(pair.left)
@@ -151,17 +157,18 @@ def test_large_frames_with_descriptors_through_a_small_buffer(pair, pipes):
     close_all(received)
 
 
-def test_many_small_frames_are_one_write(pair):
+def test_many_small_frames_are_one_write(pair, monkeypatch):
     writes = []
+    send_now = _core.send_now
 
-    class Counting:
-        def sendmsg(self, *args):
-            writes.append(args)
-            return pair.left.sendmsg(*args)
+    def counting(*args):
+        writes.append(args)
+        return send_now(*args)
 
+    monkeypatch.setattr(_core, "send_now", counting)
     for number in range(20):
         pair.outbox.append(encode(release(number)))
-    assert pair.outbox.flush(Counting())
+    assert pair.outbox.flush(pair.left)
     assert len(writes) == 1
     assert [message.transfer for message, _ in pair.pull()] == list(range(20))
 

@@ -1,0 +1,148 @@
+"""A transfer into this worker; written once, for sync and async clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from pdxfer import limits
+from pdxfer.client.book import Book
+from pdxfer.client.record import Owner, TransferRecord
+from pdxfer.client.requests import (
+    connect_message,
+    connected_summary,
+    places_of,
+    receive_message,
+)
+from pdxfer.errors import LocalProtocolError
+from pdxfer.local.messages import PlacePages
+from pdxfer.protocol.state import RETURNED_AT_DECODE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdxfer.layout import PlanSummary
+    from pdxfer.local.messages import OpenReceive
+
+R = TypeVar("R", bound="ReceivingRecord")
+
+
+class ReceivingRecord(TransferRecord):
+    """A room's cache on its way into this worker; readable at COMMITTED.
+
+    One thread, or task, at a time may call `place`.
+    """
+
+    returned = RETURNED_AT_DECODE
+
+    def __init__(self, client: Owner, opening: OpenReceive, tag: object = None) -> None:
+        super().__init__(client, opening, tag)
+        self.holds_pages = self._placed = opening.place is not None
+
+    async def _place(
+        self, pages: object, *, tokens: int | None = None, prefix_tokens: int = 0
+    ) -> None:
+        """Say where the cache goes; once. The pages are the agent's until `pages_returned`.
+
+        Args:
+            pages: ids of the only group, or `{group: ids}`. They begin with the page that holds
+                token `prefix_tokens`; `Pages` in place of ids says itself.
+            tokens: of the whole request; None: to the end of the last page.
+            prefix_tokens: tokens that are in the pool already, and are not sent.
+
+        Raises:
+            ConfigError: a page id out of range, a list too short; nothing was placed.
+            LocalProtocolError: pages were placed before.
+            DaemonUnavailableError: the agent is gone, or did not take the pages within the client's
+                `timeout_s` (the transfer is aborted then).
+            The transfer's own error: it has failed already.
+        Cancelling the task of an async client while the socket takes the pages aborts the transfer;
+            they are the agent's until `pages_returned`.
+        """
+        self._check_not_placed()
+        places = places_of(self._client.layout, pages, tokens, prefix_tokens)
+        await self._raise_failure()
+        self._check_not_placed()
+        message = PlacePages(
+            request=self.request, transfer=self.slot, sequence=self.sequence, place=places
+        )
+        self._channel.post(message)
+        self.holds_pages = self._placed = True
+        await self._taken(message)
+
+    def _check_not_placed(self) -> None:
+        if self._placed:
+            raise LocalProtocolError(f"room {self.room}: its pages have been placed")
+
+
+class DecodeBook(Book[R], Generic[R]):
+    """What both decode clients do."""
+
+    role = "decode"
+
+    async def _connect(
+        self, prefill: str | Sequence[str], timeout_s: float = limits.CONNECT_TIMEOUT_S
+    ) -> PlanSummary:
+        """Join the agents and compare layouts before any request; optional.
+
+        Args:
+            prefill: address of the prefill agent, or of each one that has ranks of the instance.
+            timeout_s: how long the prefill side may take to be there whole.
+
+        Returns: how requests will be moved.
+
+        Raises:
+            LayoutMismatchError: the caches cannot be joined; names each field and both values.
+            PeerError: no such agent, or not all its ranks, within `timeout_s`.
+            DaemonUnavailableError: the own agent is gone or does not answer.
+        Cancelling the task of an async client changes nothing: the agents go on joining.
+        """
+        message = connect_message(self.channel.new_request(), prefill, timeout_s)
+        # The agent keeps timeout_s itself, and says at its end what is missing.
+        answer, _ = await self.channel.request(
+            message, timeout_s=message.timeout_s + self.timeout_s
+        )
+        return connected_summary(answer)
+
+    async def _receive(
+        self,
+        room: int,
+        prefill: str | Sequence[str],
+        pages: object = None,
+        *,
+        tokens: int | None = None,
+        prefix_tokens: int = 0,
+        deadline_s: float | None = None,
+        tag: object = None,
+    ) -> R:
+        """Bind a room to this worker, before or after prefill sends.
+
+        Args:
+            room: from 1, 64 bits; the same at prefill.
+            prefill: address of the prefill agent, or of each one that has ranks of the instance.
+            pages: where the cache goes, as in `Receiving.place`; None: `place` follows.
+            tokens: of the whole request; None: to the end of the last page.
+            prefix_tokens: tokens that are in the pool already.
+            deadline_s: how long the other side may stay away; None: `limits.UNMATCHED_DEADLINE_S`.
+            tag: kept at the transfer's `tag`, for the caller alone.
+
+        Raises:
+            LayoutMismatchError: the pair has been refused.
+            ConfigError: a wrong argument; nothing was bound.
+            LocalProtocolError: the room is bound already (`duplicate room`).
+            ResourceError: too many live transfers, or too many pages in quarantine.
+            DaemonUnavailableError: the agent is gone or does not answer.
+        Cancelling the task of an async client gives the room up, as a raise does: it is aborted,
+            and `finished` does not list it. Pages given here are the agent's for as long as
+            `given_up` names the room.
+        """
+        message = receive_message(
+            self.channel.new_request(),
+            self.layout,
+            room,
+            prefill,
+            pages,
+            tokens=tokens,
+            prefix_tokens=prefix_tokens,
+            deadline_s=deadline_s,
+        )
+        return await self._open_transfer(message, tag)

@@ -1,0 +1,177 @@
+"""A transfer out of this worker; written once, for sync and async clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
+
+from pdxfer import limits
+from pdxfer.client.arguments import check_event
+from pdxfer.client.book import Book
+from pdxfer.client.record import BAD, Owner, TransferRecord
+from pdxfer.client.requests import chunk_of, open_message
+from pdxfer.errors import LocalProtocolError
+from pdxfer.local.messages import SendChunk
+from pdxfer.protocol.state import RETURNED_AT_PREFILL, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pdxfer.local.messages import Chunk, OpenSend
+
+S = TypeVar("S", bound="SendingRecord")
+_NOTHING_FOLLOWS: Final = BAD | {State.SENT, State.COMMITTED}
+
+
+class SendingRecord(TransferRecord):
+    """A room's cache on its way out of this worker; its source pages are the worker's from SENT on.
+
+    One thread, or task, at a time may call `send`.
+    """
+
+    returned = RETURNED_AT_PREFILL
+    _event_method: ClassVar[str]
+    """What is asked of `after`."""
+
+    def __init__(self, client: Owner, opening: OpenSend, tag: object = None) -> None:
+        super().__init__(client, opening, tag)
+        self._last_sent = False
+        self.note_chunk(opening.chunk)
+
+    @property
+    def prefix_tokens(self) -> int | None:
+        """Tokens that decode has already and that are not sent; known from READY on, else None."""
+        if self._prefix_tokens is None and self.poll() is not State.WAITING:
+            self._channel.collect()
+        return self._prefix_tokens
+
+    def note_chunk(self, chunk: Chunk | None) -> None:
+        """A chunk, or none, has been given to the agent."""
+        if chunk is not None:
+            self.holds_pages = True
+            self._last_sent = chunk.last
+
+    async def _send(
+        self,
+        pages: object,
+        *,
+        tokens: int | None = None,
+        layers: Iterable[int] | None = None,
+        last: bool = True,
+        aux: bytes = b"",
+        after: object = None,
+    ) -> None:
+        """Send a chunk; returns once the agent has it. The pages are the agent's until SENT.
+
+        Args:
+            pages: ids of the only group, or `{group: ids}`. They begin at token 0, or where the
+                previous chunk of these layers ended; `Pages` in place of ids says itself.
+            tokens: of the whole request; with the last chunk at the latest. None then: to the end
+                of the last page.
+            layers: global layers whose bytes these are; None: all.
+            last: nothing follows.
+            aux: handed to the decode worker with the commit, at most `limits.AUX_BYTES_MAX`.
+            after: a GPU event, waited for first: the work that fills the pages. A sync client calls
+                its `synchronize()` on this thread; an async one asks its `query()`, at most for
+                the client's `timeout_s`.
+
+        What only the agent can tell (a list too short for its tokens, chunks that overlap) fails
+        the transfer: its error says so.
+
+        Raises:
+            ConfigError: a wrong argument, for example a page id out of range; nothing was sent.
+            LocalProtocolError: the last chunk has been sent.
+            TimeoutError: an async client's `after` is not done; nothing was sent, the transfer goes
+                on.
+            DaemonUnavailableError: the agent is gone, or did not take the chunk within the client's
+                `timeout_s` (the transfer is aborted then).
+            The transfer's own error: it has failed already.
+        Cancelling the task of an async client: while `after` is waited for, nothing has been sent
+            and the transfer goes on; while the socket takes the chunk, the transfer is aborted.
+        """
+        check_event(after, self._event_method)
+        await self._check_open()
+        chunk = chunk_of(
+            self._client.layout, pages, tokens=tokens, layers=layers, last=last, aux=aux
+        )
+        if after is not None:
+            await self._wait_for(after)
+            await self._check_open()
+        message = SendChunk(
+            request=self.request, transfer=self.slot, sequence=self.sequence, chunk=chunk
+        )
+        self._channel.post(message)
+        self.note_chunk(chunk)
+        await self._taken(message)
+
+    # -- inside --------------------------------------------------------------------------------
+    async def _wait_for(self, after: object) -> None:
+        """Wait until the work of a GPU event is done."""
+        raise NotImplementedError
+
+    async def _check_open(self) -> None:
+        if self._last_sent:
+            raise LocalProtocolError(f"room {self.room}: its last chunk has been sent")
+        await self._raise_failure()
+        state = self.poll()
+        if state in _NOTHING_FOLLOWS:
+            raise LocalProtocolError(f"room {self.room} is {state.name}: nothing can follow")
+
+
+class PrefillBook(Book[S], Generic[S]):
+    """What both prefill clients do."""
+
+    role = "prefill"
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where decode agents reach this worker's instance: what decode passes as `prefill=`."""
+        return self._instance_addresses()
+
+    async def _open(
+        self,
+        room: int,
+        *,
+        deadline_s: float | None = None,
+        lease_s: float = limits.LEASE_S,
+        tag: object = None,
+    ) -> S:
+        """Hold a room, so that decode can be matched before the first page is filled.
+
+        Args:
+            room: from 1, 64 bits; the same at decode.
+            deadline_s: how long it may stay unmatched; None: `limits.UNMATCHED_DEADLINE_S`.
+            lease_s: once matched, how long it goes on without a sign of decode.
+            tag: kept at the transfer's `tag`, for the caller alone.
+
+        Raises:
+            LayoutMismatchError: decode is waiting in this room, and its layout cannot be joined.
+            LocalProtocolError: the room is open already.
+            ResourceError: too many live transfers.
+            DaemonUnavailableError: the agent is gone or does not answer.
+        Cancelling the task of an async client gives the room up, as a raise does: it is aborted,
+            and `finished` does not list it.
+        """
+        message = open_message(self.channel.new_request(), room, deadline_s, lease_s, None)
+        return await self._open_transfer(message, tag)
+
+    async def _send(  # noqa: PLR0913 the surface
+        self,
+        room: int,
+        pages: object,
+        *,
+        tokens: int | None = None,
+        layers: Iterable[int] | None = None,
+        last: bool = True,
+        aux: bytes = b"",
+        deadline_s: float | None = None,
+        lease_s: float = limits.LEASE_S,
+        tag: object = None,
+    ) -> S:
+        """`open` and the first `send` of what it returns, in one message; raises what they raise.
+
+        A chunk refused here opens no room. Pages of a call that was cancelled, or that raised
+        `DaemonUnavailableError`, are the agent's for as long as `given_up` names the room.
+        """
+        chunk = chunk_of(self.layout, pages, tokens=tokens, layers=layers, last=last, aux=aux)
+        message = open_message(self.channel.new_request(), room, deadline_s, lease_s, chunk)
+        return await self._open_transfer(message, tag)
