@@ -147,7 +147,7 @@ def strided(
 def _blocks(order: str, shape: Shape, head_groups: int) -> Iterator[_Block]:
     positive(head_groups=head_groups)
     if head_groups != 1 and HEAD_GROUPS not in order:
-        raise ConfigError(f"head_groups={head_groups}: only page_unified groups heads")
+        raise ConfigError(f"head_groups={head_groups}: the order {order} has no axis G for them")
     if head_groups > 1 and len(shape.tensors) * head_groups > limits.PLANES_MAX:
         raise ConfigError(
             f"head_groups={head_groups} of {len(shape.tensors)} tensors are more than "

@@ -1,4 +1,8 @@
-"""The table of layouts that are orders of axes: a new one is a row here.
+"""The table of layouts that are orders of axes.
+
+To add a layout: write a row here, its numbers in `tests/golden/layout_numbers.py`, and run
+`make generated`, which writes its line in `docs/layouts.md`. A test refuses one that lacks either.
+A layout that is no order of axes is a builder of its own, with an entry in `catalog.py`.
 
 From these rows come what `pdxfer plan` knows, the arrangements of `mla`, the orders of host pools
 and of vLLM's blocks, the page of layouts in the documentation, and the cases of the tests.
@@ -76,14 +80,21 @@ class Row:
         """The layout of a shape in this order.
 
         Args:    latent: the shape is of latent attention. head_groups, length_bytes: as `strided`.
-        Raises:  ConfigError: tensors that this order cannot hold, or a length of the buffer for an
-                 order whose buffer no other group shares.
+        Raises:  ConfigError: tensors that this order cannot hold; head groups, or a length of the
+                 buffer, for an order that has no such thing.
         """
-        if length_bytes is not None and not self.padded:
+        if head_groups != 1 and not self.grouped:
+            some = ", ".join(row.name for row in ROWS.values() if row.grouped)
             raise ConfigError(
-                f"length_bytes is {length_bytes} and the arrangement is {self.name}; only entries "
-                "with padding (unified_entries) lie in a buffer that other groups share: leave "
-                "length_bytes out",
+                f"head_groups={head_groups}: only {some} groups heads, and the arrangement is "
+                f"{self.name}; leave head_groups out",
+                fields={"head_groups": str(head_groups)},
+            )
+        if length_bytes is not None and not self.padded:
+            some = ", ".join(row.name for row in ROWS.values() if row.padded)
+            raise ConfigError(
+                f"length_bytes is {length_bytes} and the arrangement is {self.name}; only {some} "
+                "lies in a buffer that other groups share: leave length_bytes out",
                 fields={"length_bytes": str(length_bytes)},
             )
         if self.home == HOST:
