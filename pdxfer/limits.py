@@ -104,6 +104,11 @@ PATH_OPEN_TIMEOUT_S: Final = 10.0
 # -- transfers -------------------------------------------------------------------------------
 UNMATCHED_DEADLINE_S: Final = 120.0
 """Default deadline of a send or a receive whose other side has not come."""
+NO_PROGRESS_DEADLINE_S: Final = 300.0
+"""How long a matched transfer may stand still. Prefill waits for its worker's next chunk, or for
+the lane to flush; decode waits for a sign that bytes move (a chunk, the progress in a heartbeat, a
+commit). The side that has waited so long fails the transfer, retryable, and fences it like any
+other failure."""
 LEASE_S: Final = 30.0
 """Default lease of a matched send, renewed by decode's heartbeats."""
 DRAIN_DEADLINE_S: Final = 10.0
@@ -112,6 +117,12 @@ TRANSFERS_PER_WORKER_MAX: Final = 4_096
 """Live transfers of one worker; also the slots of its status board."""
 UNMATCHED_PER_SESSION_MAX: Final = 4_096
 """Receives of one decode agent waiting at a prefill agent for their send."""
+PROGRESS_PER_HEARTBEAT_MAX: Final = 4_096
+"""Transfers whose progress one heartbeat of a prefill agent tells; more follow in the next one."""
+ENDED_RECEIVES_MAX: Final = 65_536
+"""Receives that ended before their send came, remembered at a prefill agent so that the send ends
+with the same error when it comes; the oldest is forgotten first, each after
+`UNMATCHED_DEADLINE_S`."""
 TOMBSTONES_PER_SESSION_MAX: Final = 65_536
 """Aborted generations remembered above the session's mark."""
 AUX_BYTES_MAX: Final = 64 << 10

@@ -43,18 +43,15 @@ from pdxfer.wire.codec import decode_commit
 from pdxfer.wire.messages import (
     Accept,
     Attach,
-    Heartbeat,
     Hello,
     LaneFailed,
     Message,
     Place,
-    Progress,
     Receive,
     WorkerInfo,
 )
 
 _LOG = logging.getLogger("pdxfer.agent")
-_PROGRESS_MAX = 64
 
 
 @dataclass(slots=True)
@@ -218,7 +215,7 @@ class DecodeAgent(Agent):
             on_session=lambda peer, hello: self._on_session(control, peer, hello),
             on_lost=lambda peer, reason: self._on_lost(control, peer, reason),
             on_broken=lambda peer: self._on_broken(control, peer),
-            heartbeat=self._heartbeat,
+            heartbeat=self.machine.heartbeat,
         )
 
     def _on_refused(self, control: str, error: PdxferError) -> None:
@@ -317,17 +314,6 @@ class DecodeAgent(Agent):
         error = PeerError(f"{error} (at {control})", retryable=True, fields=error.fields)
         self._end_session(peer, error)
         self._on_refused(control, error)
-
-    def _heartbeat(self, peer: bytes) -> Heartbeat:
-        live = [r for r in self.machine.live.values() if peer in r.bound]
-        progress = [
-            Progress(
-                generation=r.generation,
-                bytes_done=sum(d.expected_bytes for d in r.debts.values() if d.committed),
-            )
-            for r in live[:_PROGRESS_MAX]
-        ]
-        return Heartbeat(oldest_live_generation=self.machine.mark(peer), progress=progress)
 
     def tell(self, peer: bytes, message: Message) -> None:
         """Send a control message; the session with a peer that cannot be told is ended."""

@@ -39,7 +39,7 @@ from pdxfer.protocol.effects import Announce, Cancel, ClosePath, Effect, OpenPat
 from pdxfer.protocol.prefill.machine import PrefillMachine
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.codec import encode_commit
-from pdxfer.wire.messages import Heartbeat, Hello, Message
+from pdxfer.wire.messages import Hello, Message
 
 _LOG = logging.getLogger("pdxfer.agent")
 
@@ -63,7 +63,7 @@ class PrefillAgent(Agent):
             on_message=self._on_peer_message,
             on_session=self._on_session,
             on_lost=self._on_lost,
-            heartbeat=lambda peer: Heartbeat(),
+            heartbeat=self.machine.heartbeat,
         )
 
     async def start(self) -> None:

@@ -139,7 +139,8 @@ class PrefillBook(Book[S], Generic[S]):
 
         Args:
             room: from 1, 64 bits; the same at decode.
-            deadline_s: how long it may stay unmatched; None: `limits.UNMATCHED_DEADLINE_S`.
+            deadline_s: how long a receiver of the room may stay away; None:
+                `limits.UNMATCHED_DEADLINE_S`. Once all have come, only the lease counts.
             lease_s: once matched, how long it goes on without a sign of decode.
             tag: kept at the transfer's `tag`, for the caller alone.
 

@@ -239,7 +239,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     oldest_live_generation: Natural = 0
     """Decode: no smaller generation is asked of this prefill life any more. 0 from prefill."""
     progress: list[Progress] = []
-    """Live generations that moved."""
+    """Prefill: live generations of which bytes were placed since its last heartbeat."""
 
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye"):

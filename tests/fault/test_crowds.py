@@ -103,6 +103,8 @@ class Crowd:
         """Room to the cells that its sources held."""
         self.unsent = []
         """(worker, room, ids) of second chunks."""
+        self.late = []
+        """(worker, room) of sends that come later."""
         for decode in self.decodes:
             decode.machine.sources.note_instance(self.addresses)
             for address, prefill in zip(self.addresses, self.prefills, strict=True):
@@ -127,7 +129,12 @@ class Crowd:
         self.rng.shuffle(everyone)
         for worker in everyone:
             if self.alive(worker):
-                (self.send if worker.node.is_prefill else self.receive)(worker, room)
+                if not worker.node.is_prefill:
+                    self.receive(worker, room)
+                elif self.rng.random() < 0.2:
+                    self.late.append((worker, room))
+                else:
+                    self.send(worker, room)
             self.steps(0, 0, 2, 6, 15)
 
     def receive(self, worker, room):
@@ -255,6 +262,12 @@ class Crowd:
         self.cluster.pass_time(self.rng.choice([0.5, 1, 5]))
         self.watch()
 
+    def come_late(self):
+        if self.late:
+            worker, room = self.late.pop(self.rng.randrange(len(self.late)))
+            if self.alive(worker):
+                self.send(worker, room)
+
     def next_chunk(self):
         if self.unsent:
             worker, room, ids = self.unsent.pop(self.rng.randrange(len(self.unsent)))
@@ -298,6 +311,8 @@ class Crowd:
         wait,
         next_chunk,
         next_chunk,
+        come_late,
+        come_late,
     )
 
     # -- the history -------------------------------------------------------------------------
@@ -311,6 +326,9 @@ class Crowd:
             if kill and room == ROOMS // 2:
                 self.kill()
         self.deliver()
+        while self.late:
+            self.come_late()
+            self.steps(0, 3, 10)
         while self.unsent:
             self.next_chunk()
         for _ in range(100_000):

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from pdxfer import limits
 from pdxfer.errors import PdxferError
 from pdxfer.layout import token_major
 from pdxfer.protocol.state import RETURNED_AT_DECODE, State
@@ -131,7 +132,7 @@ class History:
             if not self.cluster.step():
                 break
             self.watch()
-        self.cluster.pass_time(200)
+        self.cluster.pass_time(limits.NO_PROGRESS_DEADLINE_S + 30)  # nobody attaches anew here
         self.watch()
 
 

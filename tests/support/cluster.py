@@ -31,7 +31,7 @@ from pdxfer.protocol.prefill.machine import PrefillMachine
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire import codec
-from pdxfer.wire.messages import Attach, Heartbeat, LaneFailed, RegionInfo
+from pdxfer.wire.messages import Attach, LaneFailed, RegionInfo
 from tests.support.network import Network
 
 ADDRESS = "tcp://prefill:1"
@@ -133,8 +133,7 @@ class Node:
     def heartbeats(self) -> None:
         """Each live peer hears that this node lives."""
         for peer in list(self.machine.peers):
-            mark = 0 if self.is_prefill else self.machine.mark(peer)
-            self.cluster.carry(self, peer, Heartbeat(oldest_live_generation=mark))
+            self.cluster.carry(self, peer, self.machine.heartbeat(peer))
 
     # -- effects -----------------------------------------------------------------------------
     def do(self, effect) -> None:

@@ -7,6 +7,7 @@ the page. Time alone never frees one.
 
 from __future__ import annotations
 
+from pdxfer import limits
 from pdxfer.errors import (
     ConfigError,
     LocalProtocolError,
@@ -79,6 +80,10 @@ class DecodeMachine:
             if receiving.error is None and (peer_id in receiving.bound or not receiving.bound)
         )
         return min([*live, *self._binding.let_go], default=self._next_generation)
+
+    def heartbeat(self, peer_id: bytes) -> Heartbeat:
+        """What the next heartbeat to a prefill life says."""
+        return Heartbeat(oldest_live_generation=self.mark(peer_id))
 
     @property
     def named_links(self) -> set[str]:
@@ -276,7 +281,7 @@ class DecodeMachine:
             case Drained():
                 self._on_drained(peer, message, now)
             case Heartbeat():
-                pass
+                self._on_progress(peer, message)
             case _:
                 raise RemoteProtocolError(
                     f"prefill may not send {type(message).__name__} to a decode agent"
@@ -307,12 +312,18 @@ class DecodeMachine:
             elif not receiving.debts:
                 self._binding.bind(receiving, now)
 
+    def _on_progress(self, peer: PrefillPeer, message: Heartbeat) -> None:
+        for progress in message.progress:
+            receiving = self.live.get(progress.generation)
+            if receiving is not None:
+                receiving.note_progress(peer.peer_id, progress.bytes_done)
+
     def _on_matched(self, peer: PrefillPeer, message: Matched) -> None:
         receiving = self.live.get(message.generation)
         debt = receiving.debts.get((peer.peer_id, message.source_worker)) if receiving else None
         if receiving is None or debt is None:
             return
-        debt.matched = True
+        debt.matched = receiving.moved = True
         self._receives.settle(receiving)
 
     def _on_chunk(self, peer: PrefillPeer, message: Chunk, now: float) -> None:
@@ -335,6 +346,7 @@ class DecodeMachine:
             )
             self._receives.fail(receiving, RemoteProtocolError(text), now)
             return
+        receiving.moved = True
         self._receives.note_moving(receiving)
 
     def _on_failed(self, peer: PrefillPeer, message: Failed, now: float) -> None:
@@ -373,7 +385,7 @@ class DecodeMachine:
         if wrong:
             self._receives.fail(receiving, RemoteProtocolError(wrong), now)
             return
-        debt.committed = debt.matched = True
+        debt.committed = debt.matched = receiving.moved = True
         debt.runs, debt.aux = payload.runs, payload.aux
         self._receives.settle(receiving)
         self._receives.note_moving(receiving)
@@ -433,7 +445,21 @@ class DecodeMachine:
                 self._receives.show(receiving)
             elif receiving.state is State.WAITING:
                 self._binding.give_up_silent(receiving, now)
+            elif not unmatched and receiving.state in (State.READY, State.MOVING):
+                self._check_progress(receiving, now)
         self._binding.expire_let_go(now)
+
+    def _check_progress(self, receiving: Receiving, now: float) -> None:
+        """What nobody moves any more ends."""
+        if receiving.moved:
+            receiving.moved, receiving.moved_at = False, now
+        still_s = now - receiving.moved_at
+        if still_s >= limits.NO_PROGRESS_DEADLINE_S:
+            text = (
+                f"room {receiving.room}: no progress for {still_s:.0f} s "
+                f"(NO_PROGRESS_DEADLINE_S): {receiving.why_stuck}"
+            )
+            self._receives.fail(receiving, PeerError(text, retryable=True), now)
 
     # -- inside ------------------------------------------------------------------------------
     def _note_instance(self, addresses: tuple[str, ...]) -> None:

@@ -60,11 +60,32 @@ class Receiving:
     proofs: dict[bytes, str] = field(default_factory=dict)
     """Prefill life to the proof that it can write no more: drained, revoked, dead."""
     drain_deadline: float = 0.0
+    moved: bool = True
+    """There was a sign since the last tick that bytes of it move."""
+    moved_at: float = 0.0
+    """The tick that saw the last one."""
+    bytes_moved: dict[bytes, int] = field(default_factory=dict)
+    """By prefill life, as its heartbeats say."""
     lanes: set[str] = field(default_factory=set)
 
     def advance(self, event: ReceivingEvent) -> None:
         """Take an event; the table decides."""
         self.state = advance_receiving(self.state, event)
+        self.moved = True
+
+    def note_progress(self, peer: bytes, bytes_done: int) -> None:
+        """A prefill life says how far it is; only bytes that are owed and new are a sign."""
+        owed = sum(debt.expected_bytes for key, debt in self.debts.items() if key[0] == peer)
+        if self.bytes_moved.get(peer, 0) < bytes_done <= owed:
+            self.bytes_moved[peer], self.moved = bytes_done, True
+
+    @property
+    def why_stuck(self) -> str:
+        """What a matched receive that does not move waits for, in words."""
+        owing = [debt for debt in self.debts.values() if debt.plan is not None]
+        missing = sorted(debt.sender_index for debt in owing if not debt.committed)
+        who = f"source ranks (rank {', '.join(str(index) for index in missing)})"
+        return f"{len(missing)} of {len(owing)} {who} have not sent all they owe"
 
     @property
     def unproven(self) -> set[bytes]:

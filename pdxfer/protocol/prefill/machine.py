@@ -28,7 +28,6 @@ from pdxfer.protocol.prefill.matching import Matching
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
 from pdxfer.protocol.prefill.sending import Sending
 from pdxfer.protocol.prefill.sends import Sends
-from pdxfer.protocol.prefill.waiting import Waiting
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import (
@@ -41,8 +40,12 @@ from pdxfer.wire.messages import (
     LaneFailed,
     Message,
     Place,
+    Progress,
     Receive,
 )
+
+LEASED = frozenset({State.WAITING, State.READY, State.MOVING, State.SENT})
+"""States of a bound send that lasts only while decode gives signs of life."""
 
 
 class PrefillMachine:
@@ -105,9 +108,9 @@ class PrefillMachine:
         for peer in self.peers.values():
             for receive in peer.waiting.take(worker_id, room):
                 self._matching.bind(peer, receive, sending)
-            ended = peer.ended.pop((worker_id, room), None)
-            if ended is not None:
-                self._sends.fail(sending, ended.error)
+        ended = self._sends.ended.take(key)
+        if ended is not None:
+            self._sends.fail(sending, ended)
         self._sends.pump(sending)
         return sending
 
@@ -155,7 +158,8 @@ class PrefillMachine:
         peer = self.peers.get(peer_id)
         if peer is None:
             unproven = self._unproven.pop(peer_id, set())
-            peer = self.peers[peer_id] = DecodePeer(peer_id, unproven=unproven)
+            peer = DecodePeer(peer_id, unproven=unproven, ended=self._sends.ended)
+            self.peers[peer_id] = peer
         peer.last_heard = now
         if isinstance(message, Receive | Abort | Failed):
             peer.check_tombstones(message.generation)
@@ -180,14 +184,30 @@ class PrefillMachine:
                     f"decode may not send {type(message).__name__} to a prefill agent"
                 )
 
+    def heartbeat(self, peer_id: bytes) -> Heartbeat:
+        """What the next heartbeat to a decode life says: how far each transfer is that moved."""
+        progress: list[Progress] = []
+        peer = self.peers.get(peer_id)
+        for generation in peer.legs if peer is not None else ():
+            legs = [leg for _, leg in self._sends.legs(peer, generation)]
+            if all(leg.bytes_placed == leg.bytes_told for leg in legs):
+                continue
+            if len(progress) == limits.PROGRESS_PER_HEARTBEAT_MAX:
+                break
+            for leg in legs:
+                leg.bytes_told = leg.bytes_placed
+            done = sum(leg.bytes_placed for leg in legs)
+            progress.append(Progress(generation=generation, bytes_done=done))
+        return Heartbeat(progress=progress)
+
     def peer_lost(self, peer_id: bytes, reason: str) -> None:
         """A decode life ended (goodbye, a new life, silence past every lease)."""
         peer = self.peers.get(peer_id)
         if peer is None:
             return
-        peer.waiting = Waiting()
         peer.gone = True
         error = PeerError(f"decode agent {peer_id.hex()[:12]} is away: {reason}", retryable=True)
+        peer.lose_waiting(error)
         for sending in self._sends.of_peer(peer_id):
             self._sends.fail(sending, error)
         if peer.path in (PathState.OPENING, PathState.OPEN):
@@ -246,9 +266,14 @@ class PrefillMachine:
 
     def _abort_life(self, peer: DecodePeer, message: Abort) -> None:
         life = message.decode_incarnation
+        if life == peer.peer_id:
+            raise RemoteProtocolError(
+                "field decode_incarnation: the life that asks; it aborts older lives as a whole, "
+                "and its own transfers by generation"
+            )
         older = self.peers.get(life)
-        if older is not None and life != peer.peer_id:
-            older.drained_asked_by = peer.peer_id
+        if older is not None:
+            older.drained_asked_by.add(peer.peer_id)
             self.peer_lost(life, f"replaced by a new life: {message.reason}")
             if life in self.peers:
                 return
@@ -307,6 +332,7 @@ class PrefillMachine:
                 continue
             leg.batches_in_flight -= 1
             leg.bytes_placed += length_bytes
+            sending.moved = True
             if error:
                 leg.batch_failed = True
                 self._sends.fail(
@@ -365,10 +391,8 @@ class PrefillMachine:
             self.on_cancelled(peer_id, generation)
         if peer.gone:
             self._forget(peer)
-            if peer.drained_asked_by and not peer.unproven:
-                self._sends.effects.append(
-                    Tell(peer.drained_asked_by, Drained(decode_incarnation=peer_id))
-                )
+            for asker in sorted(peer.drained_asked_by) if not peer.unproven else ():
+                self._sends.effects.append(Tell(asker, Drained(decode_incarnation=peer_id)))
         elif not asked:
             self._lane_failed(peer, str(failure))
         elif peer.lane_address:
@@ -378,27 +402,36 @@ class PrefillMachine:
     def tick(self, now: float) -> None:
         """End what has waited past its deadline or lost its lease."""
         for sending in list(self.sendings.values()):
-            if sending.state in (State.WAITING,) and now >= sending.deadline:
-                came = len(sending.legs)
-                text = f"no receive came for room {sending.room} before its deadline"
-                if came:
-                    text = (
-                        f"room {sending.room}: {came} of {sending.receiver_count} receivers had "
-                        "come and placed pages before its deadline"
-                    )
-                self._sends.give_up(sending, PeerError(text, retryable=True))
-            elif now >= sending.deadline and self._sends.blocked(sending):
-                text = f"room {sending.room}: no path to decode opened before its deadline"
-                self._sends.fail(sending, PeerError(text, retryable=True))
-            elif sending.state in (State.READY, State.MOVING, State.SENT):
-                self._check_lease(sending, now)
+            if sending.state is State.WAITING and not sending.bound:
+                if now >= sending.deadline:
+                    text = self._sends.why_unmatched(sending)
+                    self._sends.give_up(sending, PeerError(text, retryable=True))
+                continue
+            self._check_lease(sending, now)
+            self._check_progress(sending, now)
             if sending.state is State.MOVING:
                 self._sends.announce(sending)
         self._sends.forget_failed(now)
+        self._sends.ended.forget(now)
         for peer in self.peers.values():
             peer.forget_unclaimed(now)
 
+    def _check_progress(self, sending: Sending, now: float) -> None:
+        """What nobody moves any more ends: a chunk that never comes, a lane that never flushes."""
+        if sending.moved:
+            sending.moved, sending.moved_at = False, now
+        still_s = now - sending.moved_at
+        waits = sending.state in (State.WAITING, State.READY, State.MOVING)
+        if waits and still_s >= limits.NO_PROGRESS_DEADLINE_S:
+            text = (
+                f"room {sending.room}: no progress for {still_s:.0f} s "
+                f"(NO_PROGRESS_DEADLINE_S): {self._sends.why_stuck(sending)}"
+            )
+            self._sends.fail(sending, PeerError(text, retryable=True))
+
     def _check_lease(self, sending: Sending, now: float) -> None:
+        if sending.state not in LEASED:
+            return
         for leg in sending.legs.values():
             peer = self.peers.get(leg.peer)
             if leg.committed or peer is None or now - peer.last_heard <= sending.lease_s:

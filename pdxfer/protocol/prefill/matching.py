@@ -141,6 +141,7 @@ class Matching:
         leg.committed = receive.generation in peer.committed
         sending.receiver_count = receive.receiver_count
         sending.legs[leg.key] = leg
+        sending.moved = True
         peer.legs.setdefault(leg.generation, []).append((sending.worker, sending.room))
         self.sends.effects.append(
             Tell(
@@ -176,3 +177,4 @@ class Matching:
             self.sends.fail(sending, error)
             return
         leg.place, leg.pages = place, pages
+        sending.moved = True

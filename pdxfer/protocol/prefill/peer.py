@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pdxfer import limits
-from pdxfer.errors import LayoutMismatchError, PdxferError, RemoteProtocolError, TransferError
+from pdxfer.errors import PdxferError, RemoteProtocolError, TransferError
+from pdxfer.protocol.prefill.ended import EndedReceives
 from pdxfer.protocol.prefill.waiting import Waiting
 from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
 from pdxfer.wire.messages import Accept, Attach, PairPlan, PairReject, Receive
@@ -21,15 +22,6 @@ class PathState(Enum):
     OPEN = "open"
     CLOSING = "closing"
     CLOSED = "closed"
-
-
-@dataclass(slots=True)
-class EndedReceive:
-    """A receive that ended before its send came; the send, when it comes, ends with its error."""
-
-    error: PdxferError
-    forget_at: float | None = None
-    """Set by the next tick."""
 
 
 @dataclass(slots=True)
@@ -56,8 +48,8 @@ class DecodePeer:
     own: list[Worker] = field(default_factory=list)
     """Prefill workers as last judged."""
     waiting: Waiting = field(default_factory=Waiting)
-    ended: dict[tuple[int, int], EndedReceive] = field(default_factory=dict)
-    """By (source worker, room)."""
+    ended: EndedReceives = field(default_factory=EndedReceives)
+    """Of all lives of the agent."""
     committed: dict[int, float] = field(default_factory=dict)
     """Committed generation with receives still waiting for a send that owes nothing, and when they
     are forgotten."""
@@ -71,8 +63,8 @@ class DecodePeer:
     unproven: set[int] = field(default_factory=set)
     """Generations whose path broke with writes on it: what the network still holds may land, so
     `Drained` is never said of them. Decode's own end of the connection is the proof."""
-    drained_asked_by: bytes = b""
-    """A newer life that waits for this one to be drained."""
+    drained_asked_by: set[bytes] = field(default_factory=set)
+    """Newer lives that wait for this one to be drained."""
 
     def take_attach(self, message: Attach) -> None:
         """Replace what is known of the decode workers.
@@ -88,8 +80,7 @@ class DecodePeer:
         workers = {info.worker_id: from_info(info) for info in message.workers}
         siblings = [from_info(info) for info in message.siblings]
         self.workers, self.siblings = workers, siblings
-        for key in [k for k, e in self.ended.items() if isinstance(e.error, LayoutMismatchError)]:
-            del self.ended[key]  # a verdict lasts until one side attaches anew
+        self.ended.drop_verdicts(self.peer_id)
         self.revision, self.lane = message.revision, message.lane
         self.lane_address = message.lane_address
 
@@ -98,7 +89,7 @@ class DecodePeer:
         self.gone = False
         self.revision, self.lane_address = 0, b""
         self.workers, self.siblings, self.verdicts = {}, [], {}
-        self.waiting, self.ended, self.committed = Waiting(), {}, {}
+        self.waiting, self.committed = Waiting(), {}
 
     def judge(self, own: Iterable[Worker]) -> None:
         """Give a verdict on every pair whose source instance is complete."""
@@ -161,12 +152,18 @@ class DecodePeer:
     def wait(self, receive: Receive) -> None:
         """Keep a receive until its send comes."""
         self.waiting.add(receive)
-        self.ended.pop((receive.source_worker, receive.room), None)
+        self.ended.drop((receive.source_worker, receive.room))
 
     def keep_error(self, worker: int, room: int, error: PdxferError) -> None:
         """A receive ended whose send has not come: that send, when it comes, ends with it."""
-        if len(self.ended) < limits.UNMATCHED_PER_SESSION_MAX:
-            self.ended[worker, room] = EndedReceive(error)
+        self.ended.keep((worker, room), error, self.peer_id)
+
+    def lose_waiting(self, error: PdxferError) -> None:
+        """The session is over: what waits has ended, unless it committed."""
+        for generation in self.waiting.generations:
+            if generation not in self.committed:
+                self.abort_waiting(generation, error)
+        self.waiting = Waiting()
 
     def abort_waiting(self, generation: int, error: PdxferError) -> None:
         """End the unmatched receives of a generation."""
@@ -195,11 +192,6 @@ class DecodePeer:
 
     def forget_unclaimed(self, now: float) -> None:
         """Drop what no send has come for in time."""
-        for key, kept in list(self.ended.items()):
-            if kept.forget_at is None:
-                kept.forget_at = now + limits.UNMATCHED_DEADLINE_S
-            elif now >= kept.forget_at:
-                del self.ended[key]
         for generation in [g for g, forget_at in self.committed.items() if forget_at <= now]:
             del self.committed[generation]
             self.waiting.drop(generation)

@@ -38,6 +38,8 @@ class Leg:
     """Of chunks posted, not told yet."""
     bytes_planned: int = 0
     bytes_placed: int = 0
+    bytes_told: int = 0
+    """Of those placed, as the last heartbeat to decode said."""
     runs: int = 0
     batches_in_flight: int = 0
     batch_failed: bool = False
@@ -83,10 +85,15 @@ class Sending:
     tokens: int | None = None
     aux: bytes = b""
     error: PdxferError | None = None
+    moved: bool = True
+    """Something came, was posted or flushed since the last tick."""
+    moved_at: float = 0.0
+    """The tick that saw it last."""
 
     def advance(self, event: SendingEvent) -> None:
         """Take an event; the table decides."""
         self.state = advance_sending(self.state, event)
+        self.moved = True
 
     @property
     def complete(self) -> bool:
@@ -99,13 +106,14 @@ class Sending:
         return frozenset(group.name for group in self.layout.groups if group.kind == "state")
 
     @property
+    def bound(self) -> bool:
+        """Every receiver has come: no deadline of the send's own runs any more."""
+        return self.receiver_count > 0 and len(self.legs) == self.receiver_count
+
+    @property
     def matched(self) -> bool:
         """Every receiver has come and has placed its pages."""
-        return (
-            self.receiver_count > 0
-            and len(self.legs) == self.receiver_count
-            and all(leg.place is not None for leg in self.legs.values())
-        )
+        return self.bound and all(leg.place is not None for leg in self.legs.values())
 
     def add_chunk(
         self,
@@ -131,7 +139,7 @@ class Sending:
         if last and total is None:
             states = self.state_groups
             total = max((end for name, (_, end) in ranges.items() if name not in states), default=0)
-        self.tokens = total
+        self.tokens, self.moved = total, True
         chunk = Chunk(pages, ranges, None if layers is None else tuple(layers), last)
         self.chunks.append(chunk)
         return chunk

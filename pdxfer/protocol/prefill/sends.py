@@ -14,6 +14,7 @@ from pdxfer.protocol.effects import (
     Show,
     Tell,
 )
+from pdxfer.protocol.prefill.ended import EndedReceives
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
 from pdxfer.protocol.prefill.posting import ask_commit, check_tokens, post_chunk
 from pdxfer.protocol.prefill.sending import Leg, Sending
@@ -46,6 +47,7 @@ class Sends:
         """(worker, board slot) to send."""
         self.failed: dict[tuple[int, int], FailedSend] = {}
         """(worker, room) to why its send failed, for receivers that have not come yet."""
+        self.ended = EndedReceives()
         self.departing: set[int] = set()
         """Workers that went away and whose memory may still be read."""
         self.effects: list[Effect] = []
@@ -87,9 +89,28 @@ class Sends:
         peer = self.peers.get(leg.peer)
         return leg.plan is None or (peer is not None and peer.path is PathState.OPEN)
 
-    def blocked(self, sending: Sending) -> bool:
-        """Whether a chunk waits for a path to open."""
-        return any(leg.chunks_posted < len(sending.chunks) for leg in sending.legs.values())
+    def why_stuck(self, sending: Sending) -> str:
+        """What a matched send that does not move waits for, in words."""
+        unplaced = [leg for leg in sending.legs.values() if leg.place is None]
+        if unplaced:
+            return f"{_receivers(unplaced)} of {sending.receiver_count} placed no pages"
+        if any(not self._has_path(leg) for leg in sending.legs.values()):
+            return "no path to decode is open"
+        if not sending.complete:
+            return f"{len(sending.chunks)} chunk(s) came from the prefill worker, and no last one"
+        return "the lane has not flushed what was posted"
+
+    def why_unmatched(self, sending: Sending) -> str:
+        """Which receivers a send has waited for, in words."""
+        room = f"room {sending.room}"
+        if not sending.legs:
+            return f"no receive came for {room} before its deadline"
+        came = list(sending.legs.values())
+        placed = [leg for leg in came if leg.place is not None]
+        return (
+            f"{room}: {_receivers(came)} of {sending.receiver_count} had come before its deadline, "
+            f"{_receivers(placed)} had placed pages"
+        )
 
     def announce(self, sending: Sending) -> None:
         """Tell decode of chunks that are still on their way.
@@ -274,3 +295,11 @@ class Sends:
                 detail={"room": sending.room, "receivers": sending.receiver_count},
             )
         )
+
+
+def _receivers(legs: list[Leg]) -> str:
+    """Their indices, in words."""
+    indices = sorted(leg.receive.receiver_index for leg in legs)
+    if not indices:
+        return "none"
+    return f"receiver{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"

@@ -228,7 +228,9 @@ def test_a_receive_that_waits_ends_with_its_session(how):
     effects = machine.take_effects()
     assert not any(isinstance(e, Post) for e in effects)
     assert not any(isinstance(getattr(e, "message", None), Matched) for e in effects)
-    assert sending.state is State.WAITING
+    assert sending.state is State.FAILED, "decode has given this room up meanwhile"
+    assert isinstance(sending.error, PeerError)
+    assert sending.error.retryable
 
 
 @pytest.mark.parametrize("opened", [True, False])
