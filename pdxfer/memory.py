@@ -36,6 +36,9 @@ _REMEDY = (
     "other memory, a GPU's too, needs the agent inside the worker: pdxfer.embedded"
 )
 
+_BLOCK_BYTES = 512
+"""The unit of `st_blocks`, whatever the file system."""
+
 _MEMINFO = Path("/proc/meminfo")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -154,8 +157,9 @@ def map_sealed(fd: int, length_bytes: int) -> SharedMemory:
         length_bytes: how much of it to map, from its first byte.
 
     Raises:
-        ConfigError: not a memfd, not sealed against resizing, smaller than `length_bytes`, or not
-            writable; a length that is no int. Nothing is mapped.
+        ConfigError: not a memfd, not sealed against resizing, smaller than `length_bytes`, with
+            less memory behind it than that, or not writable; a length that is no int. Nothing is
+            mapped.
     """
     length_bytes = _whole("length_bytes", length_bytes)
     try:
@@ -167,10 +171,19 @@ def map_sealed(fd: int, length_bytes: int) -> SharedMemory:
             f"the cache's memfd has seals={seals:#x}, needs at least {_SEALS:#x} "
             f"(SEAL|SHRINK|GROW): {_REMEDY}"
         )
-    size_bytes = os.fstat(fd).st_size
-    if not 0 < length_bytes <= size_bytes:
+    status = os.fstat(fd)
+    if not 0 < length_bytes <= status.st_size:
         raise ConfigError(
-            f"the cache's memfd has {size_bytes} bytes, the layout needs {length_bytes}: {_REMEDY}"
+            f"the cache's memfd has {status.st_size} bytes, the layout needs {length_bytes}: "
+            f"{_REMEDY}"
+        )
+    present_bytes = status.st_blocks * _BLOCK_BYTES
+    if present_bytes < length_bytes:
+        # Registering it would have the kernel find the rest, as much as the worker likes to ask.
+        raise ConfigError(
+            f"the cache's memfd is sparse: {present_bytes} bytes of it are present, the layout "
+            f"needs {length_bytes}: {_REMEDY}",
+            fields={"present_bytes": str(present_bytes), "needed_bytes": str(length_bytes)},
         )
     try:
         buffer = _map(fd, length_bytes)

@@ -86,10 +86,12 @@ class WorkerPort:
         """
         layout = KVLayout.from_wire(message.layout)
         try:
+            _check_regions(message, layout)
+            ends = _used_ends(message, layout)
             self.ranges = tuple(
-                self._range(message, index, fds) for index in range(len(message.memory))
+                self._range(message, index, region.length_bytes, fds, ends)
+                for index, region in enumerate(layout.regions)
             )
-            self._check_regions(layout)
             rank = message.rank
             self.worker = Worker(
                 worker_id=worker_id,
@@ -115,7 +117,15 @@ class WorkerPort:
             raise
         return self.worker
 
-    def _range(self, message: AttachWorker, index: int, fds: list[int]) -> MemoryRange:
+    def _range(
+        self,
+        message: AttachWorker,
+        index: int,
+        length_bytes: int,
+        fds: list[int],
+        ends: dict[int, int],
+    ) -> MemoryRange:
+        """What the layout uses of one part: no more of it is mapped, registered or written."""
         part = message.memory[index]
         if part.kind == "address":
             if self.connection.pid != os.getpid():
@@ -125,7 +135,7 @@ class WorkerPort:
                     "run the agent inside the worker (pdxfer.embedded)",
                     fields={"memory": "address"},
                 )
-            return MemoryRange(part.address, part.length_bytes, None)
+            return MemoryRange(part.address, length_bytes, None)
         if part.kind != "memfd" or not 0 <= part.fd_index < len(fds):
             raise ConfigError(
                 f"memory[{index}]: kind {part.kind!r} with descriptor {part.fd_index} of "
@@ -134,23 +144,9 @@ class WorkerPort:
             )
         mapped = self._mapped.get(part.fd_index)
         if mapped is None:
-            fd = fds[part.fd_index]
-            mapped = self._mapped[part.fd_index] = map_sealed(fd, os.fstat(fd).st_size)
-        return mapped.range(part.offset_bytes, part.length_bytes)
-
-    def _check_regions(self, layout: KVLayout) -> None:
-        if len(self.ranges) != len(layout.regions):
-            raise ConfigError(
-                f"the layout has {len(layout.regions)} region(s), the memory {len(self.ranges)}",
-                fields={"regions": str(len(layout.regions)), "memory": str(len(self.ranges))},
-            )
-        for index, (part, region) in enumerate(zip(self.ranges, layout.regions, strict=True)):
-            if part.length_bytes < region.length_bytes:
-                raise ConfigError(
-                    f"region {index}: the layout needs {region.length_bytes} bytes, its memory has "
-                    f"{part.length_bytes}",
-                    fields={"region": str(index)},
-                )
+            fd, end = fds[part.fd_index], ends[part.fd_index]
+            mapped = self._mapped[part.fd_index] = map_sealed(fd, end)
+        return mapped.range(part.offset_bytes, length_bytes)
 
     def open_slot(self, message: OpenSend | OpenReceive) -> None:
         """Take the board slot that the worker has chosen for a new transfer.
@@ -256,6 +252,31 @@ class WorkerPort:
         mapped, self._mapped = self._mapped, {}
         for memory in mapped.values():
             memory.close()
+
+
+def _check_regions(message: AttachWorker, layout: KVLayout) -> None:
+    """Raises: ConfigError where the memory is not what the layout lies in."""
+    if len(message.memory) != len(layout.regions):
+        raise ConfigError(
+            f"the layout has {len(layout.regions)} region(s), the memory {len(message.memory)}",
+            fields={"regions": str(len(layout.regions)), "memory": str(len(message.memory))},
+        )
+    for index, (part, region) in enumerate(zip(message.memory, layout.regions, strict=True)):
+        if part.length_bytes < region.length_bytes or part.offset_bytes < 0:
+            raise ConfigError(
+                f"region {index}: the layout needs {region.length_bytes} bytes, its memory has "
+                f"{part.length_bytes} from offset {part.offset_bytes} on",
+                fields={"region": str(index)},
+            )
+
+
+def _used_ends(message: AttachWorker, layout: KVLayout) -> dict[int, int]:
+    """By descriptor: where the last byte that the layout uses of it ends."""
+    ends: dict[int, int] = {}
+    for part, region in zip(message.memory, layout.regions, strict=True):
+        end = part.offset_bytes + region.length_bytes
+        ends[part.fd_index] = max(end, ends.get(part.fd_index, 0))
+    return ends
 
 
 def to_pages(groups: dict[str, GroupPages]) -> dict[str, Pages]:

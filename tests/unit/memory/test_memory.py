@@ -292,8 +292,20 @@ def test_map_refuses_a_size_that_is_not_there():
                 memory.map_sealed(shared.fd, length)
 
 
+def test_a_sparse_memfd_of_32_tib_is_refused_by_what_is_present_of_it():
+    fd = sealed_fd(32 << 40, memory._SEALS)
+    try:
+        with pytest.raises(ConfigError, match="is sparse: 0 bytes of it are present") as raised:
+            memory.map_sealed(fd, 32 << 40)
+        assert raised.value.fields == {"present_bytes": "0", "needed_bytes": str(32 << 40)}
+    finally:
+        os.close(fd)
+
+
 def test_map_refuses_memory_sealed_against_writing():
-    fd = sealed_fd(4096, 0xF)
+    fd = sealed_fd(4096, 0)
+    os.pwrite(fd, bytes(4096), 0)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0xF)
     try:
         with pytest.raises(ConfigError, match="writable"):
             memory.map_sealed(fd, 4096)
