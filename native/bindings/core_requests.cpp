@@ -58,10 +58,6 @@ ReadRequests::ReadRequests(const Plan& plan, nb::handle ranges, nb::handle sourc
   }
 }
 
-ReadRequests::~ReadRequests() {
-  for (Py_buffer& view : views_) PyBuffer_Release(&view);
-}
-
 PageList ReadRequests::pages_of(PyObject* mapping, PyObject* name) {
   static PyObject* const ids_name = interned("ids");
   static PyObject* const first_token_name = interned("first_token");
@@ -69,9 +65,8 @@ PageList ReadRequests::pages_of(PyObject* mapping, PyObject* name) {
   const nb::object ids = held(PyObject_GetAttr(pages.ptr(), ids_name), "pages without ids");
   const nb::object first =
       held(PyObject_GetAttr(pages.ptr(), first_token_name), "pages without first_token");
-  Py_buffer& view = views_.emplace_back();
+  Py_buffer& view = views_.emplace_back().buffer;
   if (PyObject_GetBuffer(ids.ptr(), &view, PyBUF_ND | PyBUF_FORMAT) != 0) {
-    views_.pop_back();
     refuse("page ids are no array");
   }
   if (!is_int64(view)) refuse("page ids are not int64 in one dimension");

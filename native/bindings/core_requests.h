@@ -19,17 +19,26 @@ class ReadRequests {
   // plan lacks throw too. Throws std::invalid_argument; Python then finds out what to say.
   ReadRequests(const Plan& plan, nanobind::handle ranges, nanobind::handle source,
                nanobind::handle destination);
-  ~ReadRequests();
   ReadRequests(const ReadRequests&) = delete;
   ReadRequests& operator=(const ReadRequests&) = delete;
 
   const std::vector<GroupRequest>& requests() const { return requests_; }
 
  private:
+  // A borrowed buffer, given back with it: also when the constructor throws.
+  struct View {
+    View() = default;
+    ~View() { PyBuffer_Release(&buffer); }
+    View(const View&) = delete;
+    View& operator=(const View&) = delete;
+
+    Py_buffer buffer{};
+  };
+
   PageList pages_of(PyObject* mapping, PyObject* name);
 
   std::vector<GroupRequest> requests_;
-  std::deque<Py_buffer> views_;  // never moved: a buffer's shape points into it
+  std::deque<View> views_;  // never moved: a buffer's shape points into it
 };
 
 }  // namespace pdx::bindings

@@ -1,7 +1,9 @@
 import dataclasses
+import gc
 import itertools
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,6 +153,23 @@ class TestRuns:
 
 
 class TestBatches:
+    def test_refused_arguments_keep_no_reference_to_the_page_ids(self):
+        made = plan(PAGE, TOKEN)
+        ids = np.array([3, 5], dtype=np.int64)
+        held = sys.getrefcount(ids)
+        for ranges, destination, text in (
+            ({"full": (0, 8)}, {}, "are missing"),
+            ({"full": (0, 8)}, {"full": SimpleNamespace(ids=[1.0], first_token=0)}, "no array"),
+            ({"full": (0, 8), "none": (0, 8)}, {"full": Pages(ids)}, "the plan lacks"),
+            ({"full": (0, 1 << 80)}, {"full": Pages(ids)}, "64 bits"),
+            ({"full": (0, 8)}, {"full": SimpleNamespace(ids=ids, first_token="")}, "64 bits"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                made._core.batches(ranges, {"full": Pages(ids)}, destination, None, 1024, 1024)
+        del destination
+        gc.collect()
+        assert sys.getrefcount(ids) == held
+
     def batches(self, made, pages, *arguments, **more):
         size = made.source.groups[0].page_size
         lists = {"full": Pages(pages)}
