@@ -1,10 +1,20 @@
 """Peers that say what they may not: an error for them, and nothing lost for the others."""
 
+import msgspec
 import pytest
 
 from pdxfer.errors import RemoteProtocolError
 from pdxfer.protocol.state import State
-from pdxfer.wire.messages import CommitPayload, Committed, Drained, Failed, Receive
+from pdxfer.wire.messages import (
+    Chunk,
+    CommitPayload,
+    Committed,
+    Drained,
+    Failed,
+    Matched,
+    Receive,
+    TokenRange,
+)
 from tests.support.transfers import open_room, pair, receive, send, two_to_one
 
 
@@ -89,3 +99,85 @@ def test_more_runs_than_bytes_are_no_commit():
     decode.pump()
     assert "runs of" in str(decode.shown[0, 0].last.error)
     assert prefill.machine.peers
+
+
+def chunk_of(**changes):
+    """The chunk that a send of tokens 0 to 4 announces."""
+    plain = Chunk(
+        generation=1,
+        source_worker=0,
+        number=0,
+        ranges={"full": TokenRange(first=0, end=4)},
+        length_bytes=3 * 2 * 2 * 8 * 2 * 4,
+        last=False,
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def test_a_chunk_that_is_planned_alike_here_moves_its_receive():
+    cluster, prefill, decode = pair()
+    receive(cluster, decode)
+    cluster.run()
+    decode.machine.on_message(prefill.machine.incarnation, chunk_of(), cluster.now)
+    decode.pump()
+    assert decode.shown[0, 0].state is State.MOVING
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"length_bytes": 1}, "announces 1 bytes, its plan here has 768"),
+        ({"ranges": {"swa": TokenRange(first=0, end=4)}}, "chunk 0 of room 7"),
+        ({"layers": [99]}, "chunk 0 of room 7"),
+    ],
+)
+def test_a_chunk_that_is_planned_otherwise_here_fails_its_receive(change, text):
+    cluster, prefill, decode = pair()
+    receive(cluster, decode)
+    cluster.run()
+    decode.machine.on_message(prefill.machine.incarnation, chunk_of(**change), cluster.now)
+    decode.pump()
+    assert isinstance(decode.shown[0, 0].last.error, RemoteProtocolError)
+    assert text in str(decode.shown[0, 0].last.error)
+
+
+@pytest.mark.parametrize("change", [{"generation": 9}, {"source_worker": 9}])
+def test_what_is_said_of_a_transfer_that_is_not_there_changes_nothing(change):
+    cluster, prefill, decode = pair()
+    receive(cluster, decode)
+    cluster.run()
+    life = prefill.machine.incarnation
+    who = {"generation": 1, "source_worker": 0, **change}
+    commit = CommitPayload(
+        decode_incarnation=decode.machine.incarnation,
+        sender_index=0,
+        length_bytes=1,
+        runs=1,
+        digest=bytes(16),
+        **who,
+    )
+    decode.machine.on_message(life, chunk_of(**change), cluster.now)
+    decode.machine.on_message(life, Matched(**who), cluster.now)
+    decode.machine.on_message(life, Drained(generation=9), cluster.now)
+    decode.machine.on_commit(life, commit, cluster.now)
+    decode.pump()
+    assert decode.shown[0, 0].states == [State.WAITING]
+    open_room(cluster, prefill)
+    send(prefill)
+    cluster.run()
+    assert decode.shown[0, 0].state is State.COMMITTED
+
+
+def test_drained_of_a_receive_that_lives_ends_it_and_asks_for_another():
+    cluster, prefill, decode = pair()
+    receive(cluster, decode)
+    cluster.run()
+    decode.machine.on_message(prefill.machine.incarnation, Drained(generation=1), cluster.now)
+    decode.pump()
+    assert decode.shown[0, 0].state is State.FAILED
+    assert decode.shown[0, 0].last.error.retryable
+    assert "receive it again" in str(decode.shown[0, 0].last.error)
+    open_room(cluster, prefill)
+    send(prefill)
+    cluster.run()
+    assert prefill.shown[0, 0].state is State.FAILED, "it was told, and writes nothing"
