@@ -267,8 +267,21 @@ class TestRefusals:
             lambda k: noise((SLOTS - 4, HEADS, 8)),
             lambda k: noise((SLOTS, HEADS, 8), torch.float32),
             lambda k: noise((SLOTS, HEADS + 1, 8))[:, :HEADS],
+            lambda k: k[1].as_strided((SLOTS, HEADS, 8), (16, 8, 2)),
+            lambda k: k[1][..., :4],
+            lambda k: k[1][: SLOTS - 4],
         ],
-        ids=["axes", "width", "gaps", "short", "element", "rows apart"],
+        ids=[
+            "axes",
+            "width",
+            "gaps",
+            "short",
+            "element",
+            "rows apart",
+            "elements apart",
+            "part of a row",
+            "part of the rows",
+        ],
     )
     def test_tensors_of_another_order_are_never_misread(self, spoil):
         theirs = two_halves()
