@@ -7,6 +7,7 @@ compute the same from the same two layouts.
 from __future__ import annotations
 
 from pdxfer.layout.builders.draft import fuse_draft
+from pdxfer.layout.builders.dsa import dsa
 from pdxfer.layout.builders.host import host_layout
 from pdxfer.layout.builders.index import k_only
 from pdxfer.layout.builders.kv import (
@@ -63,6 +64,7 @@ __all__ = [
     "check_pair",
     "combine",
     "cover",
+    "dsa",
     "fuse_draft",
     "head_major",
     "host_layout",

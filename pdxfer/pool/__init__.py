@@ -2,6 +2,7 @@
 
 from pdxfer.pool.base import Pool, TokenPool
 from pdxfer.pool.copies import HostCopy
+from pdxfer.pool.dsa import DSAPool
 from pdxfer.pool.engine_pool import EnginePool
 from pdxfer.pool.host import HostPool
 from pdxfer.pool.hybrid import HybridMambaPool
@@ -18,6 +19,7 @@ from pdxfer.pool.unified import UnifiedPool
 from pdxfer.pool.window import SWAPool
 
 __all__ = [
+    "DSAPool",
     "DraftLanes",
     "EnginePool",
     "HostCopy",

@@ -16,9 +16,9 @@ class EnginePool(TokenPool):
     """The keys and values of a pool that an engine made, by slot; also a cache for a client.
 
     Of SGLang's: `MHATokenToKVPool` (NHD, HND, its page-major one and that in unified memory),
-    `MHATokenToKVPoolMXFP8`, `MLATokenToKVPool` (and in unified memory), `MHATokenToKOnlyPool`,
-    `MiniMaxSparseKVPool` whose index has keys alone. A pool of two pools is none: give its
-    `full_kv_pool` or `swa_kv_pool`.
+    `MHATokenToKVPoolMXFP8`, `MLATokenToKVPool` (and in unified memory), `DSATokenToKVPool`,
+    `MHATokenToKOnlyPool`, `MiniMaxSparseKVPool` whose index has keys alone. A pool of two pools is
+    none: give its `full_kv_pool` or `swa_kv_pool`.
 
     Ownership: the tensors are the engine's; their memory stays while this lives or is attached.
     """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pdxfer.layout import head_major, k_only, mla, page_major, token_major, unified_entries
+from pdxfer.layout import dsa, head_major, k_only, mla, page_major, token_major, unified_entries
 from pdxfer.layout.builders.mxfp8 import mxfp8
 from pdxfer.layout.builders.parts import join_parts, only_group
 from pdxfer.pool.copies import kind_of
@@ -77,7 +77,8 @@ def regions_of(layout: KVLayout, tensors: Tensors) -> list[torch.Tensor]:
             or moved
             or got[-1] != item
             or tensor.shape[0] < _rows(group, tensor)
-            or (tensor.ndim < 5 and tensor.shape[-1] * item != width)
+            or (tensor.ndim in (3, 4) and tensor.shape[-1] * item != width)
+            or (tensor.ndim == 2 and tensor.shape[1] * item != plane.page_stride)
         ):
             raise ShapeError(
                 f"{part} of layer {layer} of the device pool, {tuple(tensor.shape)} with strides "
@@ -133,6 +134,9 @@ def _keys_and_values(
 
 def _latent(pool: TheirPool, named: Mapping[str, Any]) -> tuple[KVLayout, Tensors]:
     layers, rows = _layers(pool), pool.kv_buffer
+    index = getattr(pool, "index_k_with_scale_buffer", None)
+    if index:
+        return _latent_with_index(pool, layers, index, named)
     packed = rows[0].is_contiguous()
     layout = mla(
         layers=layers,
@@ -144,6 +148,29 @@ def _latent(pool: TheirPool, named: Mapping[str, Any]) -> tuple[KVLayout, Tensor
         **named,
     )
     return layout, _by_layer("latent", layers, rows)
+
+
+def _latent_with_index(
+    pool: TheirPool,
+    layers: Sequence[int],
+    index: Sequence[torch.Tensor],
+    named: Mapping[str, Any],
+) -> tuple[KVLayout, Tensors]:
+    """Latent rows and an index of those layers whose tensor has pages."""
+    if getattr(pool, "index_kpool", 1) != 1:
+        raise ShapeError("device_pool has pooled index keys, whose layout is not known")
+    keys = {at: tensor for at, tensor in _by_layer("index_k", layers, index).items() if len(tensor)}
+    layout = dsa(
+        layers=layers,
+        kv_lora_rank=pool.kv_lora_rank,
+        qk_rope_head_dim=pool.qk_rope_head_dim,
+        index_head_dim=pool.index_head_dim,
+        index_layers=[layer for _, layer in keys],
+        packed=bool(getattr(pool, "dsa_kv_cache_store_fp8", False)),
+        **_shape(pool, pool.kv_buffer[0]),
+        **named,
+    )
+    return layout, _by_layer("latent", layers, pool.kv_buffer) | keys
 
 
 def _sparse(
@@ -190,14 +217,17 @@ def _by_layer(part: str, layers: Sequence[int], tensors: Sequence[torch.Tensor])
 
 def _rows(group: Group, tensor: torch.Tensor) -> int:
     """How long the first axis of a tensor must be."""
-    return group.pages if tensor.ndim > 3 else group.pages * group.page_size
+    return group.pages if tensor.ndim != 3 else group.pages * group.page_size
 
 
 def _steps(plane: Plane, axes: int) -> list[int]:
     """The strides that a tensor of a plane must have, in bytes, by its axes.
 
-    `[slots, heads, ...]`, `[pages, ...]`; of 4 axes the order of rows and heads is the plane's.
+    `[slots, heads, ...]`, `[pages, ...]`, `[pages, bytes]`; of 4 axes the order of rows and heads
+    is the plane's.
     """
+    if axes == 2:
+        return [plane.page_stride]
     if axes == 3:
         return [plane.row_stride, plane.head_stride]
     if axes == 5:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -20,6 +20,7 @@ from pdxfer.pool.rows import stored_dtype
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pdxfer.layout import KVLayout
     from pdxfer.memory import SharedMemory
     from pdxfer.pool.write_loc import WriteSlots
 
@@ -36,6 +37,9 @@ class MLAPool(TokenPool):
     """Whole rows by local layer, of `store_dtype`."""
     data_ptrs: torch.Tensor
     """uint64 addresses of `kv_buffer`."""
+
+    dsa_kv_cache_store_fp8 = False
+    """Whether rows are packed: 8-bit floats with their scales, then the rope as bfloat16."""
 
     @value_errors()
     def __init__(  # noqa: PLR0913 SGLang's constructor
@@ -72,14 +76,15 @@ class MLAPool(TokenPool):
         self.store_dtype = stored_dtype(name)
         self.kv_lora_rank = kv_lora_rank
         self.qk_rope_head_dim = qk_rope_head_dim
-        self.kv_cache_dim = kv_lora_rank + qk_rope_head_dim
+        self.kv_cache_dim = sum(self._row_widths())
+        """Elements of a row, as it is stored."""
         self.layer_num = layer_num
         self.start_layer = min(ids, default=start_layer)
         self.end_layer = end_layer_of(end_layer, ids)
         self.layer_ids = self.model_layer_ids = ids
         self.requires_physical_write_loc = arrangement == "unified_entries"
         self.pages = size // page_size + reserved_pages
-        layout = mla(
+        layout = self._make_layout(
             layers=ids,
             kv_lora_rank=kv_lora_rank,
             qk_rope_head_dim=qk_rope_head_dim,
@@ -128,7 +133,7 @@ class MLAPool(TokenPool):
         self._check_layer(layer_id)
         slots = self._target(loc, "set_kv_buffer (MLA)")
         rows = cache_k.unsqueeze(1) if cache_k.ndim == 2 else cache_k
-        stored = storable(rows, None, self.dtype, self._torch_device)
+        stored = self._stored(rows, "cache_k")
         whole = self.rows(_ROW, layer_id)
         check_rows("cache_k", stored, (slots.numel(), 1, whole.width))
         whole.scatter(slots, stored)
@@ -149,11 +154,15 @@ class MLAPool(TokenPool):
         parts = [
             rows.unsqueeze(1) if rows.ndim == 2 else rows for rows in (cache_k_nope, cache_k_rope)
         ]
-        widths = (self.kv_lora_rank, self.qk_rope_head_dim)
-        for name, rows, width in zip(("cache_k_nope", "cache_k_rope"), parts, widths, strict=True):
+        names = ("cache_k_nope", "cache_k_rope")
+        for name, rows, width in zip(names, parts, self._row_widths(), strict=True):
             check_rows(name, rows, (slots.numel(), 1, width))
-        rows = torch.cat(parts, dim=2)
-        self.set_kv_buffer(layer, slots, rows, layer_id_override=layer_id_override)
+        rows = torch.cat(
+            [self._stored(part, name) for name, part in zip(names, parts, strict=True)], dim=2
+        )
+        layer_id = layer_id_of(layer, layer_id_override)
+        self._check_layer(layer_id)
+        self.rows(_ROW, layer_id).scatter(slots, rows)
 
     def get_mla_kv_buffer(
         self, layer: int | Layer, loc: torch.Tensor, dst_dtype: torch.dtype | None = None
@@ -165,8 +174,8 @@ class MLAPool(TokenPool):
         self._wait_for(layer_id)
         rows = self.rows(_ROW, layer_id).gather(slots).view(self.dtype)
         rows = rows if dst_dtype is None else rows.to(dst_dtype)
-        widths = [self.kv_lora_rank, self.qk_rope_head_dim]
-        latent, rope = (part.contiguous() for part in torch.split(rows, widths, dim=2))
+        parts = torch.split(rows, self._row_widths(), dim=2)
+        latent, rope = (part.contiguous() for part in parts)
         return latent, rope
 
     def set_kv_buffer_prefix_valid(  # noqa: PLR0913 SGLang's signature
@@ -215,6 +224,7 @@ class MLAPool(TokenPool):
             kv_cache_dim=self.kv_cache_dim,
             dtype=self.store_dtype,
             device=self._torch_device,
+            packed_fp8=self.dsa_kv_cache_store_fp8,
         )
         return (
             DevicePoolInfo(
@@ -224,6 +234,18 @@ class MLAPool(TokenPool):
                 buffer_info=info,
             ),
         )
+
+    def _make_layout(self, **shape: Any) -> KVLayout:  # noqa: ANN401 those of the builder
+        return mla(**shape)
+
+    def _row_widths(self) -> list[int]:
+        """Elements of the latent and of the rope part of a row, as it is stored."""
+        return [self.kv_lora_rank, self.qk_rope_head_dim]
+
+    def _stored(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+        """Rows or a part of them as the pool stores them."""
+        del name
+        return storable(rows, None, self.dtype, self._torch_device)
 
     def _bind(self) -> None:
         self.kv_buffer = [self.rows(_ROW, layer).view for layer in self.layer_ids]

@@ -6,7 +6,8 @@ from pdxfer.layout.builders.state import StateTensor
 from tests.support.cell_oracle import check_case
 from tests.support.layout_cases import Case, GroupModel, Side
 
-WIDTHS = {"mxfp8": (32, 64), "mxfp8_tiles": (32, 64), "vectorized_5d": (16, 8), "mla": (32, 16)}
+WIDTHS = {"mxfp8": (32, 64), "mxfp8_tiles": (32, 64), "vectorized_5d": (16, 8), "mla": (32, 16),
+          "dsa": (128, 64)}  # fmt: skip
 
 
 def group_of(family, **changes):
@@ -15,7 +16,7 @@ def group_of(family, **changes):
         "family": family,
         "dtype": "float8_e4m3fn" if family.startswith("mxfp8") else "bfloat16",
         "layers": (0, 3),
-        "heads": 1 if family == "mla" else 4,
+        "heads": 1 if family in ("mla", "dsa") else 4,
         "widths": WIDTHS.get(family, (8, 16)),
         "draft_layers": (40, 41) if family == "draft" else (),
         "first": 0,

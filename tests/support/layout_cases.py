@@ -16,6 +16,7 @@ from pdxfer import layout as layouts
 from pdxfer.layout import KVLayout, Rank, combine, vllm_blocks, vllm_cpu, vllm_mla_blocks
 from pdxfer.layout.builders import table
 from pdxfer.layout.builders.draft import beside_draft, fuse_draft
+from pdxfer.layout.builders.dsa import dsa
 from pdxfer.layout.builders.host import host_layout
 from pdxfer.layout.builders.index import k_only
 from pdxfer.layout.builders.mxfp8 import mxfp8
@@ -32,6 +33,7 @@ BUILDERS = {
     "draft": ("arranged", "vllm_blocks"),
     "mla": ("mla", "vllm_mla_blocks"),
     "k_only": ("k_only",),
+    "dsa": ("dsa",),
     "mxfp8": ("mxfp8",),
     "mxfp8_tiles": ("mxfp8",),
     "vllm_cpu": ("vllm_cpu",),
@@ -53,6 +55,7 @@ def arrangements():
         "draft": (*device, *host),
         "mla": table.names(*table.HOMES, latent=True),
         "k_only": hosted,
+        "dsa": hosted,
         "mxfp8": hosted,
         "mxfp8_tiles": hosted,
         "vllm_cpu": tuple(order for order in blocks if order.endswith("NC")),
@@ -70,7 +73,7 @@ def built():
 ARRANGEMENTS = arrangements()
 TILED = {"mxfp8_tiles": 32, "vllm_cpu": 1, "vectorized_5d": 16}
 """Families with tiles: a page size must be a multiple of this."""
-FAMILIES = ("kv", "kv", "kv", "kv", "mla", "mla", "draft", "k_only", "mxfp8", *TILED)
+FAMILIES = ("kv", "kv", "kv", "kv", "mla", "mla", "draft", "k_only", "dsa", "mxfp8", *TILED)
 
 
 @dataclass
@@ -187,6 +190,9 @@ def build(group, arrangement, tp, layers, *, page_size, pages, reserved_pages) -
         return _state(group, arrangement, tp, layers, place)
     if group.family == "mla":
         return _mla(group, arrangement, layers, place)
+    if group.family == "dsa":
+        device = _dsa(group, layers, place)
+        return device if arrangement in ("device", "reference") else _host(device, arrangement)
     first, heads = heads_of_rank(group.heads, *tp)
     shape = {
         "kv_heads": heads,
@@ -258,6 +264,19 @@ def _mla(group, arrangement, layers, place):
     return layouts.mla(arrangement=how, **shape)
 
 
+def _dsa(group, layers, place):
+    """Every second layer has an index; floats of 8 bits lie packed."""
+    return dsa(
+        layers=layers,
+        kv_lora_rank=group.widths[0],
+        qk_rope_head_dim=group.widths[1],
+        index_layers=[layer for layer in layers if group.layers.index(layer) % 2 == 0],
+        packed=group.dtype == "float8_e4m3fn",
+        dtype=group.dtype,
+        **place,
+    )
+
+
 def _device_only(group, layers, shape):
     if group.family == "k_only":
         return k_only(
@@ -327,6 +346,9 @@ def token_groups(draw, name, layers, family):
         widths = (32 * draw(st.integers(1, 2)), 32 * draw(st.integers(1, 2)))
     elif family == "vectorized_5d":
         widths = (16, draw(st.sampled_from([8, 16])))
+    elif family == "dsa":
+        dtype = draw(st.sampled_from(["bfloat16", "float8_e4m3fn"]))
+        widths = (128, draw(st.sampled_from([16, 64])))
     elif family == "mla":
         widths = (16 * draw(st.integers(1, 3)), 16 * draw(st.integers(1, 2)))
     else:
@@ -342,7 +364,7 @@ def token_groups(draw, name, layers, family):
         family=family,
         dtype=dtype,
         layers=layers,
-        heads=1 if family == "mla" else draw(st.sampled_from([1, 2, 4, 8, 3])),
+        heads=1 if family in ("mla", "dsa") else draw(st.sampled_from([1, 2, 4, 8, 3])),
         widths=widths,
         draft_layers=drafts,
         first=first,

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pdxfer.layout.builders import table
+from pdxfer.layout.builders.dsa import dsa
 from pdxfer.layout.builders.index import k_only
 from pdxfer.layout.builders.kv import arranged
 from pdxfer.layout.builders.latent import mla
@@ -53,6 +54,7 @@ _OWN: Final = (
     ),
     Entry("mxfp8", "MXFP8 rows as `token_major`, and their scales as rows or tiles.", mxfp8),
     Entry("k_only", "Keys without values, as `token_major`: those of an index.", k_only),
+    Entry("dsa", "Rows as `mla`, and quantised keys of an index with their scales.", latent=dsa),
     Entry("state", "Recurrent state: a tensor for each layer and part.", states=state),
     Entry("state_entries", "Recurrent state: one entry for each request.", states=state_entries),
 )  # fmt: skip

@@ -31,6 +31,9 @@ VALUES = {
     "pages": 32,
     "v_head_dim": 64,
     "head_groups": 2,
+    "index_head_dim": 128,
+    "index_layers": [0],
+    "packed": False,
 }
 RUN_BOOK = Path(__file__).parents[3] / "deploy" / "README.md"
 PAGE_OF_LAYOUTS = Path(__file__).parents[3] / "docs" / "layouts.md"

@@ -126,6 +126,23 @@ def sparse():
     )
 
 
+def with_index():
+    """`DSATokenToKVPool`: the second layer has no index of its own."""
+    pool = latent([noise((SLOTS, 1, 136)) for _ in range(LAYERS)])
+    pool.kv_lora_rank, pool.index_head_dim, pool.index_kpool = 128, 128, 1
+    pool.index_k_with_scale_buffer = [
+        noise((pages, PAGE * 132), torch.uint8) for pages in (SLOTS // PAGE, 0, SLOTS // PAGE)
+    ]
+    return pool
+
+
+def keys_and_scales(pool, at):
+    """The index of a layer as rows of slots, `[slots, 1, 132]`: the key, then its scale."""
+    pages = pool.index_k_with_scale_buffer[at]
+    keys, scales = pages.split([PAGE * 128, PAGE * 4], dim=1)
+    return torch.cat([keys.reshape(SLOTS, 1, 128), scales.reshape(SLOTS, 1, 4)], dim=2)
+
+
 KINDS = [two_halves, apart, hnd, page_major, unified, fp8, mxfp8, keys_only, latent,
          latent_unified, sparse]  # fmt: skip
 
@@ -188,6 +205,33 @@ def test_an_engines_pool_is_the_source_of_a_host_pool(make, kind, arrangement):
     for where, rows in zip(tensors_of(theirs), expected, strict=True):
         rows[to] = rows[there]
         assert torch.equal(by_slot(*where[:3]), rows)
+
+
+def test_an_index_by_page_of_an_engines_pool(make):
+    theirs = with_index()
+    host = make(HostPool, theirs, pages=4, page_size=2, layout="page_first_direct")
+    here, there = torch.tensor([0, 5, 7]), torch.tensor([27, 4, 10])
+    host.backup_from_device_all_layer(theirs, here, there)
+    for at in (0, 2):
+        expected = keys_and_scales(theirs, at)
+        key = host.rows("index_k", FIRST + at).gather(here)
+        scale = host.rows("index_k_scale", FIRST + at).gather(here)
+        assert torch.equal(key, expected[there, :, :128])
+        assert torch.equal(scale.view(torch.uint8), expected[there, :, 128:])
+        host.load_to_device_per_layer(theirs, here, torch.tensor([8, 6, 22]), at)
+        assert torch.equal(keys_and_scales(theirs, at)[[8, 6, 22]], expected[there])
+    assert ("full", "index_k", FIRST + 1) not in host.layout.planes_by_key
+    theirs.index_kpool = 2
+    with pytest.raises(ShapeError, match="pooled index keys"):
+        EnginePool(theirs)
+    theirs = with_index()
+    theirs.index_k_with_scale_buffer[0] = noise((SLOTS // PAGE, PAGE * 136), torch.uint8)
+    with pytest.raises(ShapeError, match="index_k of layer 5 of the device pool"):
+        EnginePool(theirs)
+    theirs = with_index()
+    theirs.index_k_with_scale_buffer[0] = theirs.index_k_with_scale_buffer[0][:, :520]
+    with pytest.raises(ShapeError, match="index_k of layer 5 of the device pool"):
+        EnginePool(theirs)
 
 
 def test_tiles_of_scales_of_an_engines_pool(make):
