@@ -138,6 +138,31 @@ void test_details_come_before_their_word() {
   agent.join();
 }
 
+// A slot is freed, filled for its next transfer, and shown: while the word stays the same, the
+// details are never those of another transfer. (A machine that reorders is needed to fail here.)
+void test_details_of_the_next_use_come_behind_the_word_that_freed_the_slot() {
+  Board board;
+  constexpr std::uint64_t kUses = 200'000;
+  std::thread agent([&] {
+    for (std::uint64_t use = 1; use <= kUses; ++use) {
+      board.writer.set_details(0, {use, use, incarnation(0), 1, 1});
+      board.writer.set_bytes_done(0, use);
+      board.writer.publish(0, use, 1);
+      board.writer.publish(0, use, 0);
+    }
+  });
+  for (std::uint64_t before = 0; before >> 8 < kUses;) {
+    before = board.reader.word(0);
+    const BoardDetails details = board.reader.details(0);
+    const std::uint64_t bytes_done = board.reader.bytes_done(0);
+    if ((before & 0x7f) == 1 && board.reader.word(0) == before) {
+      CHECK(details.room == before >> 8 && details.generation == before >> 8);
+      CHECK(bytes_done == before >> 8);
+    }
+  }
+  agent.join();
+}
+
 void test_wait_ends_at_its_deadline() {
   Board board;
   const auto before = std::chrono::steady_clock::now();
@@ -226,6 +251,7 @@ int main() {
   test_what_is_no_board_is_refused();
   test_a_worker_cannot_write();
   test_details_come_before_their_word();
+  test_details_of_the_next_use_come_behind_the_word_that_freed_the_slot();
   test_wait_ends_at_its_deadline();
   test_wait_is_woken_by_the_word_it_waits_for();
   test_every_waiter_is_woken();

@@ -99,9 +99,9 @@ BoardWriter::BoardWriter(int fd, std::uint32_t slots, const Incarnation& incarna
     : BoardMapping(fd, slots, true) {
   const auto halves = std::bit_cast<std::array<std::uint64_t, 2>>(incarnation);
   BoardLine& first = header();
-  first.peer[0].store(halves[0], std::memory_order_relaxed);
-  first.peer[1].store(halves[1], std::memory_order_relaxed);
-  first.room.store(slots, std::memory_order_relaxed);
+  first.peer[0].store(halves[0]);
+  first.peer[1].store(halves[1]);
+  first.room.store(slots);
   hold(life().held);
   first.word.store(kMagic, std::memory_order_release);
 }
@@ -120,20 +120,20 @@ void BoardWriter::end() { life().ended.store(1, std::memory_order_release); }
 void BoardWriter::set_details(std::uint32_t slot, const BoardDetails& details) {
   const auto halves = std::bit_cast<std::array<std::uint64_t, 2>>(details.peer);
   BoardLine& target = line(slot);
-  target.room.store(details.room, std::memory_order_relaxed);
-  target.generation.store(details.generation, std::memory_order_relaxed);
-  target.peer[0].store(halves[0], std::memory_order_relaxed);
-  target.peer[1].store(halves[1], std::memory_order_relaxed);
-  target.peer_count.store(details.peer_count, std::memory_order_relaxed);
-  target.lane.store(details.lane, std::memory_order_relaxed);
+  target.room.store(details.room);
+  target.generation.store(details.generation);
+  target.peer[0].store(halves[0]);
+  target.peer[1].store(halves[1]);
+  target.peer_count.store(details.peer_count);
+  target.lane.store(details.lane);
 }
 
 void BoardWriter::set_bytes_done(std::uint32_t slot, std::uint64_t bytes) {
-  line(slot).bytes_done.store(bytes, std::memory_order_relaxed);
+  line(slot).bytes_done.store(bytes);
 }
 
 void BoardWriter::set_tokens_returned(std::uint32_t slot, std::uint64_t tokens) {
-  line(slot).tokens_returned.store(tokens, std::memory_order_release);
+  line(slot).tokens_returned.store(tokens);
 }
 
 void BoardWriter::publish(std::uint32_t slot, std::uint64_t sequence, std::uint8_t state) {
@@ -143,15 +143,13 @@ void BoardWriter::publish(std::uint32_t slot, std::uint64_t sequence, std::uint8
 }
 
 BoardReader::BoardReader(int fd, std::uint32_t slots) : BoardMapping(fd, slots, false) {
-  if (header().word.load(std::memory_order_acquire) != kMagic ||
-      header().room.load(std::memory_order_relaxed) != slots) {
+  if (header().word.load(std::memory_order_acquire) != kMagic || header().room.load() != slots) {
     throw_errno(EINVAL, "the memory is not a status board of this version");
   }
 }
 
 Incarnation BoardReader::incarnation() const {
-  const std::array<std::uint64_t, 2> halves{header().peer[0].load(std::memory_order_relaxed),
-                                            header().peer[1].load(std::memory_order_relaxed)};
+  const std::array<std::uint64_t, 2> halves{header().peer[0].load(), header().peer[1].load()};
   return std::bit_cast<Incarnation>(halves);
 }
 
@@ -171,22 +169,21 @@ std::uint64_t BoardReader::word(std::uint32_t slot) const {
 BoardDetails BoardReader::details(std::uint32_t slot) const {
   const BoardLine& source = line(slot);
   BoardDetails details;
-  details.room = source.room.load(std::memory_order_relaxed);
-  details.generation = source.generation.load(std::memory_order_relaxed);
-  const std::array<std::uint64_t, 2> halves{source.peer[0].load(std::memory_order_relaxed),
-                                            source.peer[1].load(std::memory_order_relaxed)};
+  details.room = source.room.load();
+  details.generation = source.generation.load();
+  const std::array<std::uint64_t, 2> halves{source.peer[0].load(), source.peer[1].load()};
   details.peer = std::bit_cast<Incarnation>(halves);
-  details.peer_count = source.peer_count.load(std::memory_order_relaxed);
-  details.lane = source.lane.load(std::memory_order_relaxed);
+  details.peer_count = source.peer_count.load();
+  details.lane = source.lane.load();
   return details;
 }
 
 std::uint64_t BoardReader::bytes_done(std::uint32_t slot) const {
-  return line(slot).bytes_done.load(std::memory_order_relaxed);
+  return line(slot).bytes_done.load();
 }
 
 std::uint64_t BoardReader::tokens_returned(std::uint32_t slot) const {
-  return line(slot).tokens_returned.load(std::memory_order_acquire);
+  return line(slot).tokens_returned.load();
 }
 
 std::uint64_t BoardReader::wait(std::uint32_t slot, std::uint64_t seen, std::int64_t timeout_ns,

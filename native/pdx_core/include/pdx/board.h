@@ -6,9 +6,12 @@
 // or later use is never taken for this one. State 0 is a free slot; the other values are the
 // agent's and mean nothing here.
 //
-// Order: a line's details are stored before its word (release), and read after it (acquire). A
-// reader that sees the same word before and after reading the details has details of that word or
-// newer ones of the same transfer, never those of another.
+// Order, also on machines that reorder loads and stores (ARM): a reader that sees the same word
+// before and after reading the details has details of that word or newer ones of the same transfer,
+// never those of another. It takes both directions. The word is stored (release) behind the details
+// of its transfer and loaded (acquire) ahead of them: who sees the word sees them. And each detail
+// is stored (release) behind the word that freed the slot, and loaded (acquire) ahead of the second
+// look at the word: who sees a detail of the next transfer sees that the slot was freed.
 #pragma once
 #include <pthread.h>
 
@@ -30,16 +33,27 @@ struct BoardDetails {
   std::uint32_t lane = 0;        // the agent's code of the lane; 0: none yet
 };
 
-// As it lies in the shared memory. Plain fields are atomics so that a concurrent read is defined.
+// A field of a line beside its word; it has no weaker order than the one above needs.
+template <typename T>
+class BoardField {
+ public:
+  T load() const { return value_.load(std::memory_order_acquire); }
+  void store(T value) { value_.store(value, std::memory_order_release); }
+
+ private:
+  std::atomic<T> value_;
+};
+
+// As it lies in the shared memory.
 struct alignas(64) BoardLine {
   std::atomic<std::uint64_t> word;
-  std::atomic<std::uint64_t> room;
-  std::atomic<std::uint64_t> generation;
-  std::atomic<std::uint64_t> peer[2];
-  std::atomic<std::uint64_t> bytes_done;
-  std::atomic<std::uint32_t> peer_count;
-  std::atomic<std::uint32_t> lane;
-  std::atomic<std::uint64_t> tokens_returned;  // prefill: source pages of tokens below it are back
+  BoardField<std::uint64_t> room;
+  BoardField<std::uint64_t> generation;
+  BoardField<std::uint64_t> peer[2];
+  BoardField<std::uint64_t> bytes_done;
+  BoardField<std::uint32_t> peer_count;
+  BoardField<std::uint32_t> lane;
+  BoardField<std::uint64_t> tokens_returned;  // prefill: source pages of tokens below it are back
 };
 static_assert(sizeof(BoardLine) == 64);
 
