@@ -230,7 +230,8 @@ class BoardReader:
             bytes_done = self._board.bytes_done(slot)
             if before >> 8 != sequence or not before & STATE_BITS:
                 return None
-            if self.word(slot) >> 8 == sequence:
+            after = self.word(slot)
+            if after >> 8 == sequence and after & STATE_BITS:
                 name = LANES[lane] if lane < len(LANES) else f"lane {lane}"
                 return Entry(room, generation, name, peer, peer_count, bytes_done)
         return None

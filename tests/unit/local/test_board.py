@@ -251,3 +251,19 @@ def test_close_leaves_readers_their_last_words(writer, reader):
     writer.close()
     writer.close()
     assert reader.state(slot, sequence) is State.COMMITTED
+
+
+def test_details_read_while_the_slot_is_freed_and_taken_anew_are_nobodys(writer, reader):
+    slot, sequence = take(writer, 0, room=7)
+    looks = []
+
+    def word(slot):
+        looks.append(_core.BoardReader(writer.fd, writer.slots).word(slot))
+        if len(looks) == 1:  # behind the first look, ahead of the details
+            writer.release(slot, sequence)
+            writer.take(slot, sequence + 1, 8)
+        return looks[-1]
+
+    reader.word = word
+    assert reader.entry(slot, sequence) is None
+    assert len(looks) > 1
