@@ -157,6 +157,10 @@ RANKS_PER_INSTANCE_MAX: Final = 4_096
 # -- data plane ------------------------------------------------------------------------------
 WINDOW_BYTES: Final = 16 << 20
 """Bytes in flight per endpoint."""
+INTERVAL_RUNS: Final = 16_384
+"""Runs of a chunk that are planned and posted at once; then other rooms have a turn."""
+INTERVALS_IN_FLIGHT: Final = 2
+"""Intervals of one room and source worker that a lane has at once, where a chunk has several."""
 WINDOW_DESCRIPTORS_MIN: Final = 256
 """Descriptors in flight per endpoint that the byte window never cuts below."""
 BATCH_BYTES: Final = 16 << 20

@@ -7,12 +7,13 @@ import contextlib
 import logging
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 
 from pdxfer import __version__, limits
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.host import host_id
-from pdxfer.agent.lanes import Lanes, MakeFabric, drain
+from pdxfer.agent.lanes import Lanes, MakeFabric
 from pdxfer.agent.neighbours import Neighbours
 from pdxfer.agent.ports import WorkerPort
 from pdxfer.errors import ConfigError, DaemonUnavailableError, PdxferError, ResourceError
@@ -35,6 +36,7 @@ from pdxfer.local.messages import (
     WorkerHello,
 )
 from pdxfer.local.server import Connection, LocalServer
+from pdxfer.memory import MemoryRange
 from pdxfer.protocol.effects import Effect, Free, Show, Tell
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
@@ -71,6 +73,8 @@ class Agent(ABC):
         self._draining = False
         self._idle = asyncio.Event()
         self._pumping = False
+        self._outcomes: deque[Callable[[], None]] = deque()
+        """What carrying out effects has brought about; told to the machine behind them."""
         self._log_lines: list[dict[str, object]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._server = LocalServer(
@@ -105,7 +109,11 @@ class Agent(ABC):
 
     @abstractmethod
     def do(self, effect: Effect) -> None:
-        """Carry out an effect of this role."""
+        """Carry out an effect on the lanes: the sender's or the receiver's part."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Tell the machine what carrying out effects on the lanes has brought about."""
 
     @abstractmethod
     def tell(self, peer: bytes, message: Message) -> None:
@@ -371,7 +379,19 @@ class Agent(ABC):
             retryable=True,
         )
 
+    def memory_of(self, worker_id: int) -> tuple[MemoryRange, ...]:
+        """The memory ranges of a worker, in the order of its layout's regions.
+
+        Raises:
+            KeyError: it has been released.
+        """
+        return self.ports[worker_id].ranges
+
     # -- effects -----------------------------------------------------------------------------
+    def later(self, outcome: Callable[[], None]) -> None:
+        """Run something behind the effects that are being carried out."""
+        self._outcomes.append(outcome)
+
     def pump(self) -> None:
         """Carry out what the machine asks for, until it asks for nothing more.
 
@@ -382,6 +402,7 @@ class Agent(ABC):
             return
         self._pumping = True
         try:
+            self._tell_outcomes()
             while effects := self.machine_effects():
                 for effect in effects:
                     try:
@@ -389,12 +410,18 @@ class Agent(ABC):
                     except Exception:  # noqa: BLE001 - whatever it is, the others must go on
                         failed = {"effect": type(effect).__name__}
                         _LOG.exception("effect_failed", extra={"fields": failed})
+                self._tell_outcomes()
         finally:
             self._pumping = False
             # Last: a log line is never in the way of bytes, commits and wake-ups.
             lines, self._log_lines = self._log_lines, []
             for fields in lines:
                 _LOG.info("transfer", extra={"fields": fields})
+
+    def _tell_outcomes(self) -> None:
+        self.settle()
+        while self._outcomes:
+            self._outcomes.popleft()()
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -440,5 +467,6 @@ class Agent(ABC):
         self.loop.add_reader(fabric.fileno(), handle)
 
     def _on_fabric_readable(self, fabric: Fabric) -> None:
-        drain(fabric, self.on_fabric)
+        for event in fabric.drain():
+            self.on_fabric(fabric, event)
         self.pump()

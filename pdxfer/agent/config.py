@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdxfer import limits
+from pdxfer.fabric.lanes import offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class AgentConfig:
     """Prefill: control address to listen on. Both: the UCX lanes use the device that has it."""
     advertise: str = ""
     """Prefill: host of the address told to workers, where `bind` is a wildcard."""
-    lanes: tuple[str, ...] = ("cma", "tcp")
+    lanes: tuple[str, ...] = field(default_factory=offered)
     """Lanes offered, best first."""
     ucx: str = "auto"
     """Which UCX library: auto, wheel, system or a directory."""

@@ -6,13 +6,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from pdxfer.agent.base import Agent
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.ports import WorkerPort, to_pages
-from pdxfer.agent.receive_sides import ReceiveSides, silence_of
+from pdxfer.agent.receiver import Receiver
 from pdxfer.agent.writers import Writers
 from pdxfer.control.keys import load_client_keys
 from pdxfer.control.link import ControlLink
@@ -22,7 +20,7 @@ from pdxfer.errors import (
     PdxferError,
     PeerError,
 )
-from pdxfer.fabric.base import CommitArrived, Fabric, FabricEvent, SenderLost
+from pdxfer.fabric.base import Fabric, FabricEvent, SenderLost
 from pdxfer.layout import Pages
 from pdxfer.local.messages import (
     AbortTransfer,
@@ -36,19 +34,16 @@ from pdxfer.local.messages import (
     TransferStatus,
 )
 from pdxfer.protocol.decode.machine import DecodeMachine
-from pdxfer.protocol.effects import Announce, Effect, WatchSender
+from pdxfer.protocol.effects import Effect
 from pdxfer.protocol.state import FINAL
 from pdxfer.protocol.workers import Worker
-from pdxfer.wire.codec import decode_commit
 from pdxfer.wire.messages import (
     Accept,
-    Attach,
     Hello,
     LaneFailed,
     Message,
     Place,
     Receive,
-    WorkerInfo,
 )
 
 _LOG = logging.getLogger("pdxfer.agent")
@@ -74,8 +69,14 @@ class DecodeAgent(Agent):
             load_client_keys(config.key_file, config.server_key) if config.key_file else None
         )
         self._links = Links(self.machine, self._make_link, self._on_refused)
-        self._sides = ReceiveSides(self.lanes)
-        self._writers = Writers(self.lanes, self.neighbours, self._sides.reach)
+        self._receiver = Receiver(
+            self.machine,
+            self.lanes,
+            memory=self.memory_of,
+            tell=self.tell,
+            lost=self._lane_lost,
+        )
+        self._writers = Writers(self.lanes, self.neighbours, self._receiver.reach)
         self._connecting: list[_Connecting] = []
 
     async def stop(self, reason: str) -> None:
@@ -231,7 +232,7 @@ class DecodeAgent(Agent):
     def _join(self, control: str, peer: bytes, hello: Hello, apart: str) -> None:
         """Take up a session; `apart` says why its life is no neighbour, empty where it is one."""
         try:
-            usable = self._sides.join(peer, hello, self.ucx_version(), apart)
+            usable = self._receiver.joined(peer, hello, self.ucx_version(), apart)
         except PeerError as error:
             self._on_refused(control, error)
             return
@@ -257,8 +258,8 @@ class DecodeAgent(Agent):
 
     def _on_broken(self, control: str, peer: bytes) -> None:
         """Control and lane are both gone: so is the peer, or another session is as good."""
-        link, side = self._links.get(control), self._sides.get(peer)
-        if link is not None and (side is None or not side.serves):
+        link = self._links.get(control)
+        if link is not None and not self._receiver.serves(peer):
             link.end("its connections broke")
 
     def _on_lost(self, control: str, peer: bytes, reason: str) -> None:
@@ -272,48 +273,28 @@ class DecodeAgent(Agent):
     def _leave(self, peer: bytes, reason: str) -> None:
         """A session is over: another one writes to another receive side; this one ends."""
         self.neighbours.stop_meeting(peer)
-        self._close_side(peer)
-        self._sides.leave(peer)
+        self._receiver.left(peer)
         self.machine.peer_lost(peer, reason, self.now())
-
-    def _close_side(self, peer: bytes) -> None:
-        proof = self._sides.close(peer)
-        if proof is not None:
-            self.machine.receiver_closed(peer, proof)
 
     def _on_peer_message(self, control: str, peer: bytes, message: Message) -> None:
         try:
             self.machine.on_message(peer, message, self.now())
             if isinstance(message, Accept):
-                self._sides.works(peer)
+                self._receiver.accepted(peer)
             elif isinstance(message, LaneFailed):
-                self._on_lane_failed(control, peer, message)
+                self._receiver.lane_failed(peer, message)
         finally:  # a ProtocolError ends the session in the control channel, which calls _on_lost
             self._settle_connecting()
             self.pump()
 
-    def _on_lane_failed(self, control: str, peer: bytes, message: LaneFailed) -> None:
-        """Attach anew: over the same lane where it has worked before, else over the next one.
-
-        What an earlier receive side suffered says nothing of the one that is there now.
-        """
-        if not self._sides.is_current(peer, message.revision):
-            return
-        fields = {"peer": peer.hex()[:12], "lane": message.lane, "reason": message.text}
-        _LOG.warning("lane_failed", extra={"fields": fields})
-        self._close_side(peer)
-        try:
-            self._sides.give_way(peer, message.text)
-        except PeerError as error:
-            self._no_lane_left(control, peer, error)
-        else:
-            self.machine.announce_to(peer)
-
-    def _no_lane_left(self, control: str, peer: bytes, error: PeerError) -> None:
+    def _lane_lost(self, peer: bytes, error: PdxferError) -> None:
         """Whoever waits now hears why; another session tries all lanes again."""
-        error = PeerError(f"{error} (at {control})", retryable=True, fields=error.fields)
-        self._end_session(peer, error)
-        self._on_refused(control, error)
+        known = self.machine.peers.get(peer)
+        control = known.address if known is not None else ""
+        told = PeerError(f"{error} (at {control})", retryable=True, fields=error.fields)
+        self._end_session(peer, told)
+        if control:
+            self._on_refused(control, told)
 
     def tell(self, peer: bytes, message: Message) -> None:
         """Send a control message; the session with a peer that cannot be told is ended."""
@@ -325,7 +306,8 @@ class DecodeAgent(Agent):
         try:
             link.send(message)
         except PdxferError as error:
-            self._end_session(peer, error)
+            lost = error
+            self.later(lambda: self._end_session(peer, lost))
 
     def _note_writers(self, generation: int) -> None:
         receiving = self.machine.live.get(generation)
@@ -345,89 +327,20 @@ class DecodeAgent(Agent):
             link.refuse(error)
         self._leave(peer, str(error))  # also without a session any more
 
-    # -- effects -----------------------------------------------------------------------------
+    # -- lanes -------------------------------------------------------------------------------
     def do(self, effect: Effect) -> None:
-        """Announcements and watches."""
-        match effect:
-            case Announce():
-                self._announce(effect.peer)
-            case WatchSender():
-                try:
-                    self.lanes.fabric(effect.lane).watch_sender(effect.peer, effect.address)
-                except PdxferError as error:
-                    self.machine.sender_lost(effect.peer, str(error), "", self.now())
-            case _:
-                raise LocalProtocolError(f"a decode agent cannot do {type(effect).__name__}")
+        """Receive sides and the generations on them."""
+        self._receiver.do(effect)
 
-    def _announce(self, peer_id: bytes) -> None:
-        peer, revision = self.machine.peers.get(peer_id), self.machine.next_revision()
-        if peer is None:
-            return
-        try:
-            side = self._sides.open(peer_id, revision)
-        except PeerError as error:
-            self._no_lane_left(peer.address, peer_id, error)
-            return
-        if side is None:
-            return
-        self.tell(
-            peer_id,
-            Attach(
-                revision=revision,
-                workers=self._infos(side.made_for),
-                siblings=self._siblings(peer_id),
-                lane=side.made_for,
-                lane_address=side.address,
-            ),
-        )
-
-    def _infos(self, lane: str) -> list[WorkerInfo]:
-        """The workers whose memory the lane can have; the others alone are refused."""
-        infos = []
-        for worker in list(self.machine.workers.values()):
-            try:
-                infos.append(self._info(lane, worker))
-            except PdxferError as error:
-                self.machine.bar(worker.worker_id, error, self.now())
-            else:
-                self.machine.unbar(worker.worker_id)
-        return infos
-
-    def _info(self, lane: str, worker: Worker) -> WorkerInfo:
-        port = self.ports[worker.worker_id]
-        regions = self.lanes.regions(lane, worker.worker_id, port.ranges)
-        infos = [
-            msgspec.structs.replace(info, rkeys={lane: region.rkey})
-            for info, region in zip(worker.regions, regions, strict=True)
-        ]
-        return msgspec.structs.replace(worker.info(), regions=infos)
-
-    def _siblings(self, peer_id: bytes) -> list[WorkerInfo]:
-        """Source workers of its instances at other prefill agents, without regions."""
-        return [
-            msgspec.structs.replace(worker.info(), regions=[])
-            for worker in self.machine.sources.siblings(peer_id)
-        ]
+    def settle(self) -> None:
+        """What carrying that out has brought about."""
+        self._receiver.settle(self.now())
 
     def on_fabric(self, fabric: Fabric, event: FabricEvent) -> None:
         """Something happened on a lane."""
-        match event:
-            case CommitArrived():
-                try:
-                    payload = decode_commit(event.payload)
-                except PdxferError as error:
-                    self._end_session(event.peer, error)
-                    return
-                self.machine.on_commit(event.peer, payload, self.now())
-            case SenderLost():
-                proof = silence_of(fabric)
-                fields = {"peer": event.peer.hex()[:12], "error": event.error, "proof": proof}
-                _LOG.info("sender_lost", extra={"fields": fields})
-                self._sides.destroyed(event.peer)
-                self.machine.sender_lost(event.peer, event.error, proof, self.now())
-                link = self._link_to(event.peer)
-                if link is not None and link.peer == event.peer and not link.is_connected:
-                    link.end("its connections broke")
-                self._settle_connecting()
-            case _:
-                _LOG.warning("unexpected_event", extra={"fields": {"event": type(event).__name__}})
+        self._receiver.on_event(fabric, event, self.now())
+        if isinstance(event, SenderLost):
+            link = self._link_to(event.peer)
+            if link is not None and link.peer == event.peer and not link.is_connected:
+                link.end("its connections broke")
+        self._settle_connecting()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pdxfer import limits
 from pdxfer.errors import ConfigError, PdxferError
-from pdxfer.fabric.base import Fabric, FabricEvent, LocalRegion
+from pdxfer.fabric.base import Fabric, LocalRegion
 from pdxfer.memory import MemoryRange
 
 MakeFabric = Callable[[str], Fabric]
@@ -80,9 +80,3 @@ class Lanes:
         fabrics, self._fabrics = list(self._fabrics.values()), {}
         for fabric in fabrics:
             fabric.close(limits.ENGINE_CLOSE_DEADLINE_S)
-
-
-def drain(fabric: Fabric, handle: Callable[[Fabric, FabricEvent], None]) -> None:
-    """Hand everything that happened on a lane to `handle`, in order."""
-    for event in fabric.drain():
-        handle(fabric, event)

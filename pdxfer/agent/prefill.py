@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 
-import msgspec
-
-from pdxfer import limits
 from pdxfer.agent.base import Agent
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.ports import WorkerPort, to_pages
+from pdxfer.agent.sender import Sender
 from pdxfer.control.keys import load_server_keys
 from pdxfer.control.server import ControlServer
 from pdxfer.errors import LocalProtocolError, PdxferError, PeerError
 from pdxfer.fabric.base import (
-    Cancelled,
-    CommitSent,
     Fabric,
     FabricEvent,
-    Path,
-    PathClosed,
-    PathOpened,
-    Posted,
-    RemoteRegion,
 )
 from pdxfer.layout import Pages
 from pdxfer.local.messages import (
@@ -35,10 +25,9 @@ from pdxfer.local.messages import (
     SendChunk,
     TransferStatus,
 )
-from pdxfer.protocol.effects import Announce, Cancel, ClosePath, Effect, OpenPath, Post, PostCommit
+from pdxfer.protocol.effects import Effect
 from pdxfer.protocol.prefill.machine import PrefillMachine
 from pdxfer.protocol.workers import Worker
-from pdxfer.wire.codec import encode_commit
 from pdxfer.wire.messages import Hello, Message
 
 _LOG = logging.getLogger("pdxfer.agent")
@@ -51,9 +40,15 @@ class PrefillAgent(Agent):
         super().__init__(config, make_fabric)
         self.machine = PrefillMachine(self.incarnation)
         self._address = ""
-        self._paths: dict[bytes, Path] = {}
-        self._tickets: dict[tuple[bytes, int], int] = {}
-        """(peer, ticket) to source worker."""
+        self._sender = Sender(
+            self.machine,
+            self.lanes,
+            memory=self.memory_of,
+            tell=self.tell,
+            lost=self._end_session,
+            near=self.neighbours.is_near,
+        )
+        self._turn_asked = False
         self._control = ControlServer(
             self.incarnation,
             config.bind,
@@ -197,143 +192,32 @@ class PrefillAgent(Agent):
             self._control.send(peer, message)
         except PdxferError as error:
             if peer in self.machine.peers and not self.machine.peers[peer].gone:
-                self._end_session(peer, error)
+                lost = error
+                self.later(lambda: self._end_session(peer, lost))
 
-    # -- effects -----------------------------------------------------------------------------
+    # -- lanes -------------------------------------------------------------------------------
     def do(self, effect: Effect) -> None:
         """Paths, posts, commits."""
-        match effect:
-            case Announce():
-                self._announce(effect.peer)
-            case OpenPath():
-                self._open_path(effect)
-            case Post():
-                self._post(effect)
-            case PostCommit():
-                self._commit(effect)
-            case Cancel():
-                self._cancel(effect)
-            case ClosePath():
-                path = self._paths.get(effect.peer)
-                if path is None:
-                    self.machine.on_path_closed(effect.peer, "", drained=True)
-                else:
-                    path.close()
-            case _:
-                raise LocalProtocolError(f"a prefill agent cannot do {type(effect).__name__}")
+        self._sender.do(effect)
+        self._take_turns()
 
-    def _announce(self, peer_id: bytes) -> None:
-        peer = self.machine.peers.get(peer_id)
-        if peer is None:
-            return
-        try:
-            address = self.lanes.fabric(peer.path_lane).send_address()
-        except PdxferError as error:
-            self._end_session(peer_id, error)
-            return
-        accept = msgspec.structs.replace(peer.accept_template(), lane_address=address)
-        self.tell(peer_id, accept)
-
-    def _open_path(self, effect: OpenPath) -> None:
-        try:
-            fabric = self.lanes.fabric(effect.lane)
-            if fabric.capabilities.needs_pidfd and not self.neighbours.is_near(effect.peer):
-                raise PeerError(
-                    f"lane {effect.lane} writes into processes of this host, and decode agent "
-                    f"{effect.peer.hex()[:12]} has not proven to be one"
-                )
-            self._paths[effect.peer] = fabric.connect(
-                effect.peer, effect.address, limits.PATH_OPEN_TIMEOUT_S
-            )
-        except PdxferError as error:
-            self.machine.on_path_opened(effect.peer, str(error))
-
-    def _post(self, effect: Post) -> None:
-        batches = len(effect.splits) - 1
-        try:
-            peer = self.machine.peers[effect.peer]
-            port = self.ports[effect.source_worker]
-            source = self.lanes.regions(peer.path_lane, effect.source_worker, port.ranges)
-            infos = peer.workers[effect.destination_worker].regions
-            destination = [
-                RemoteRegion(info.address, info.length_bytes, info.rkeys.get(peer.path_lane, b""))
-                for info in infos
-            ]
-            path = self._paths[effect.peer]
-            tickets = path.post(effect.generation, effect.runs, effect.splits, source, destination)
-        except Exception as error:  # noqa: BLE001 - whatever it is, no commit may follow
-            _LOG.warning("post_failed", extra={"fields": {"reason": repr(error)}})
-            for _ in range(batches):
-                self.machine.on_batch(
-                    effect.peer,
-                    effect.generation,
-                    effect.source_worker,
-                    length_bytes=0,
-                    error=str(error) or type(error).__name__,
-                )
-            return
-        for ticket in tickets:
-            self._tickets[effect.peer, ticket] = effect.source_worker
-
-    def _commit(self, effect: PostCommit) -> None:
-        worker = effect.payload.source_worker
-        if not self.machine.commits(effect.peer, effect.generation, worker):
-            return  # a write before it could not be posted: the transfer has failed
-        try:
-            path = self._paths[effect.peer]
-            ticket = path.commit(effect.generation, encode_commit(effect.payload))
-        except (PdxferError, KeyError) as error:
-            self.machine.on_commit_sent(
-                effect.peer, effect.generation, worker, error=str(error) or "the path is gone"
-            )
-            return
-        self._tickets[effect.peer, ticket] = worker
-
-    def _cancel(self, effect: Cancel) -> None:
-        path = self._paths.get(effect.peer)
-        if path is None:
-            return
-        # A path that is closed already answers with its PathClosed, which alone knows whether
-        # bytes that had left may still land: never with a Cancelled made up here.
-        with contextlib.suppress(LocalProtocolError):
-            path.cancel(effect.generation)
+    def settle(self) -> None:
+        """What carrying them out has brought about."""
+        self._sender.settle()
 
     def on_fabric(self, fabric: Fabric, event: FabricEvent) -> None:
         """Something happened on a lane."""
-        machine = self.machine
-        match event:
-            case PathOpened():
-                self._on_path_opened(event)
-            case Posted():
-                machine.on_batch(
-                    event.peer,
-                    event.generation,
-                    self._tickets.pop((event.peer, event.ticket), -1),
-                    length_bytes=event.length_bytes,
-                    error=event.error,
-                )
-            case CommitSent():
-                worker = self._tickets.pop((event.peer, event.ticket), -1)
-                machine.on_commit_sent(event.peer, event.generation, worker, error=event.error)
-            case Cancelled():
-                machine.on_cancelled(event.peer, event.generation)
-            case PathClosed():
-                self._paths.pop(event.peer, None)
-                machine.on_path_closed(event.peer, event.error, drained=event.drained)
-            case _:
-                _LOG.warning("unexpected_event", extra={"fields": {"event": type(event).__name__}})
+        self._sender.on_event(fabric, event)
+        self._take_turns()
 
-    def _on_path_opened(self, event: PathOpened) -> None:
-        peer = self.machine.peers.get(event.peer)
-        fields = {
-            "peer": event.peer.hex()[:12],
-            "lane": peer.path_lane if peer else "",
-            "transports": event.transports,
-            "error": event.error,
-        }
-        _LOG.info("path_opened", extra={"fields": fields})
-        if event.error:
-            path = self._paths.pop(event.peer, None)
-            if path is not None:
-                path.close()
-        self.machine.on_path_opened(event.peer, event.error)
+    def _take_turns(self) -> None:
+        """Large chunks go on behind whatever else the loop has to do."""
+        if self._sender.has_turns and not self._turn_asked:
+            self._turn_asked = True
+            self.loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn_asked = False
+        self._sender.take_turn()
+        self.pump()
+        self._take_turns()

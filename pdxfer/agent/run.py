@@ -12,16 +12,15 @@ from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.prefill import PrefillAgent
 from pdxfer.errors import ConfigError
 from pdxfer.fabric.base import Fabric
+from pdxfer.fabric.lanes import LANES, LaneSettings
 
 
-def ucx_fabrics(config: AgentConfig) -> MakeFabric:
-    """Fabrics of the UCX lanes, made when first asked for."""
+def lanes_of(config: AgentConfig) -> MakeFabric:
+    """The lanes of the table, each made with this configuration when it is first used."""
 
     def make(lane: str) -> Fabric:
-        from pdxfer.fabric.ucx import UcxFabric  # loads UCX: only where a lane is really used
-
         device = config.net_device or device_of(config.bind)
-        return UcxFabric(lane, ucx=config.ucx, net_device=device)
+        return LANES[lane].make(LaneSettings(ucx=config.ucx, net_device=device))
 
     return make
 
@@ -39,7 +38,7 @@ async def run_agent(
         config: the settings.
         ready: called once with addresses, socket, incarnation, when workers can attach.
         stop: set by the caller, on this loop.
-        make_fabric: other lanes than UCX (tests).
+        make_fabric: makes lanes in place of the table (tests).
 
     Returns: transfers that were still live at the drain deadline.
 
@@ -47,7 +46,7 @@ async def run_agent(
         ConfigError: a setting is wrong.
         ResourceError: an address or the socket cannot be bound, or no lane can be had.
     """
-    make = make_fabric or ucx_fabrics(config)
+    make = make_fabric or lanes_of(config)
     agent: PrefillAgent | DecodeAgent
     if config.role == "prefill":
         agent = PrefillAgent(config, make)

@@ -100,7 +100,7 @@ class SourceLane(_Lane):
         destination: Sequence[RemoteRegion],
     ) -> None:
         """Post, and wait until every batch is flushed."""
-        left = len(self.path.post(generation, runs, splits, source, destination))
+        left = len(self.path.post_runs(generation, runs, splits, source, destination))
         while left:
             left -= self._is_posted(self.next_event())
 
@@ -113,7 +113,7 @@ class SourceLane(_Lane):
         destination: Sequence[RemoteRegion],
     ) -> None:
         """Post, commit behind it, and wait until the commit has left: what an agent does."""
-        left = len(self.path.post(generation, runs, splits, source, destination))
+        left = len(self.path.post_runs(generation, runs, splits, source, destination))
         self.path.commit(generation, b"bench")
         committed = False
         while left or not committed:

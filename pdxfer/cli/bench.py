@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pdxfer.bench.run import BenchOptions
 from pdxfer.bench.run import run as run_bench
+from pdxfer.fabric.lanes import library_lanes
 from pdxfer.launch.child import ChildFailedError
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     default = BenchOptions()
     parser.add_argument(
-        "--lane", action="append", choices=["tcp", "cma"], help="may be repeated; default: both"
+        "--lane",
+        action="append",
+        choices=library_lanes("ucx"),
+        help="may be repeated; default: each",
     )
     parser.add_argument("--repeats", type=int, default=default.repeats, help="of each transfer")
     parser.add_argument("--rounds", type=int, default=default.rounds, help="of each latency")
@@ -28,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """0 when every byte was right; 2 when the bench could not run or a byte was wrong."""
     chosen = BenchOptions(
-        lanes=tuple(options.lane or ("tcp", "cma")),
+        lanes=tuple(options.lane or reversed(library_lanes("ucx"))),
         repeats=1 if options.quick else options.repeats,
         rounds=min(options.rounds, 50) if options.quick else options.rounds,
         quick=options.quick,

@@ -7,12 +7,13 @@ import importlib.util
 import sys
 
 from pdxfer.demo.options import DEVICE_LAYOUTS, HOST_LAYOUTS, KV_HEADS, PAGE_SIZE, Side
+from pdxfer.fabric.lanes import offered
 from pdxfer.launch.child import ChildFailedError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument("--lane", choices=["tcp", "cma"], default="tcp", help="how bytes travel")
+    parser.add_argument("--lane", choices=offered(), default="tcp", help="how bytes travel")
     parser.add_argument(
         "--embedded", action="store_true", help="agents inside the workers instead of two daemons"
     )

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pdxfer import __version__, limits, memory
-from pdxfer.daemon.config import LANES
 from pdxfer.daemon.log import in_red
 from pdxfer.errors import PdxferError
+from pdxfer.fabric.lanes import LANES, LaneSettings, Reach, offered
 from pdxfer.fabric.ucx_listener import listener_warning
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lane",
         action="append",
-        choices=LANES,
-        help="a lane that has to work; may be repeated; default: both",
+        choices=offered(),
+        help="a lane that has to work; may be repeated; default: every lane",
     )
     parser.add_argument(
         "--ucx", help="auto, wheel, system or a directory; default: PDXFER_UCX, else auto"
@@ -61,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the findings; 0 when every lane asked for works, 1 when one does not."""
-    wanted = tuple(options.lane or LANES)
+    wanted = tuple(options.lane or offered())
     findings = [check() for check in CHECKS]
-    findings += [lane_works(lane, options.ucx) for lane in reversed(LANES)]
+    findings += [lane_works(lane, options.ucx) for lane in reversed(offered())]
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         needed = any(lane in wanted for lane in finding.needed_by)
@@ -72,8 +72,8 @@ def run(options: argparse.Namespace) -> int:
     lacking = {lane for finding in findings if not finding.good for lane in finding.needed_by}
     print()
     for lanes, can in (
-        ([lane for lane in LANES if lane in lacking], "cannot"),
-        ([lane for lane in LANES if lane not in lacking], "can"),
+        ([lane for lane in offered() if lane in lacking], "cannot"),
+        ([lane for lane in offered() if lane not in lacking], "can"),
     ):
         if lanes:
             print(f"lanes that {can} serve here: {', '.join(lanes)}")
@@ -89,11 +89,11 @@ def _python() -> Finding:
 
 
 def _core() -> Finding:
-    return _imports("native core", "pdxfer._core", ("tcp", "cma"))
+    return _imports("native core", "pdxfer._core", offered())
 
 
 def _uvloop() -> Finding:
-    return _imports("uvloop", "uvloop", ("tcp", "cma"))
+    return _imports("uvloop", "uvloop", offered())
 
 
 def _imports(name: str, module: str, needed_by: tuple[str, ...]) -> Finding:
@@ -123,7 +123,7 @@ def _seals() -> Finding:
         finally:
             os.close(descriptor)
     except (OSError, PdxferError) as error:
-        return Finding("sealed memory", False, f"memfd with seals: {error}", ("tcp", "cma"))
+        return Finding("sealed memory", False, f"memfd with seals: {error}", offered())
     return Finding("sealed memory", True, "memfd, SHRINK|GROW|SEAL and FUTURE_WRITE")
 
 
@@ -132,7 +132,7 @@ def _locked_memory() -> Finding:
     unlimited = soft == resource.RLIM_INFINITY
     shown = "unlimited" if unlimited else f"{soft >> 10} KiB"
     return Finding(
-        "locked memory", True, f"{shown} (RDMA pins every pool; tcp and cma pin nothing)"
+        "locked memory", True, f"{shown} (RDMA pins every pool; {', '.join(offered())} pin nothing)"
     )
 
 
@@ -164,9 +164,10 @@ def _cross_memory() -> Finding:
     finally:
         target.kill()
         target.communicate()
+    near = tuple(name for name in offered() if LANES[name].reach is Reach.HOST)
     if why:
-        return Finding("process_vm_writev", False, f"between two processes: {why}", ("cma",))
-    return Finding("process_vm_writev", True, "between two processes of this user", ("cma",))
+        return Finding("process_vm_writev", False, f"between two processes: {why}", near)
+    return Finding("process_vm_writev", True, "between two processes of this user", near)
 
 
 _TARGET = """
@@ -189,18 +190,16 @@ print("" if done == 1 else os.strerror(ctypes.get_errno()))
 
 def lane_works(lane: str, ucx: str | None) -> Finding:
     """Make the lane's engine, as an agent would."""
+    row = LANES[lane]
     try:
-        from pdxfer.fabric.ucx import UcxFabric
+        fabric = row.make(LaneSettings(ucx=ucx or ""))
     except ImportError as error:
-        return Finding(f"lane {lane}", False, f"native UCX module: {error}", (lane,))
-    try:
-        fabric = UcxFabric(lane, ucx=ucx)
+        return Finding(f"lane {lane}", False, f"native module: {error}", (lane,))
     except PdxferError as error:
         return Finding(f"lane {lane}", False, str(error), (lane,))
     try:
-        return Finding(
-            f"lane {lane}", True, f"UCX {fabric.version} from {fabric.runtime.path}", (lane,)
-        )
+        of_library = f", {row.library} {fabric.version}" if row.library else ""
+        return Finding(f"lane {lane}", True, f"{row.purpose}{of_library}", (lane,))
     finally:
         fabric.close(limits.ENGINE_CLOSE_DEADLINE_S)
 

@@ -21,13 +21,12 @@ from pdxfer import limits
 from pdxfer.agent.config import AgentConfig
 from pdxfer.daemon import toml_text
 from pdxfer.errors import ConfigError
+from pdxfer.fabric.lanes import offered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 DEFAULT_BIND: Final = "tcp://127.0.0.1:7411"
-LANES: Final = ("cma", "tcp")
-"""Of this build, best first."""
 ENVIRONMENT_PREFIX: Final = "PDXFER_"
 FILE_VARIABLE: Final = "PDXFER_CONFIG"
 _PREFILL: Final = {"role": "prefill"}
@@ -58,8 +57,8 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     lanes: Annotated[
         tuple[str, ...],
-        _Meta(description=f"lanes offered, best first, of: {', '.join(LANES)}", min_length=1),
-    ] = LANES
+        _Meta(description=f"lanes offered, best first, of: {', '.join(offered())}", min_length=1),
+    ] = offered()
     ucx: Annotated[
         str, _Meta(description="which UCX library: auto, wheel, system or a directory")
     ] = "auto"
@@ -170,9 +169,9 @@ def _host(value: object) -> str:
 
 def _lane_names(value: object) -> str:
     assert isinstance(value, tuple)
-    unknown = [repr(lane) for lane in value if lane not in LANES]
+    unknown = [repr(lane) for lane in value if lane not in offered()]
     if unknown:
-        return f"no lane {', '.join(unknown)} in this build, take {' or '.join(LANES)}"
+        return f"no lane {', '.join(unknown)} in this build, take {' or '.join(offered())}"
     return ""
 
 

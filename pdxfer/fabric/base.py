@@ -1,18 +1,47 @@
 """What a lane is to an agent: the one interface behind which bytes travel.
 
-Implemented by `fabric.ucx` (UCX lanes) and `fabric.inproc` (memory, with faults). An agent owns
-one `Fabric` per lane; all methods are called on the agent's loop thread and tell their end through
-events that `drain` returns. Only the agent's state tables decide what an event means.
+An agent owns one `Fabric` per lane; all methods are called on the agent's loop thread and tell
+their end through events that `drain` returns. Only the agent's state tables decide what an event
+means. Which lanes there are says `fabric.lanes`.
+
+Two kinds of lane stand behind it. Where the *sender* places the bytes (UCX), a post is planned into
+runs and written into the receiver's memory. Where the *receiver* places them, the sender gathers
+intervals of the chunk's canonical order, says which chunk they are of on the lane itself, and the
+receiver scatters them by its own plan; so it can close one generation for good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pdxfer.layout import Pages, Plan, PlannedChunk
+
+
+class Scope(Enum):
+    """What the receiver can end by itself, so that nothing of it lands any more."""
+
+    NOTHING = "nothing"
+    """Only the writer's own word (`drained`) or its death proves silence: cma."""
+    SENDER = "sender"
+    """All writes of one sender, by the end of its receive side: UCX tcp."""
+    GENERATION = "generation"
+    """The writes of one generation, by `close_generation`: lanes whose receiver places."""
+
+
+class Listener(Enum):
+    """Which end of a lane waits to be connected to. The other end connects."""
+
+    RECEIVER = "receiver"
+    """Prefill connects to the address in `Attach` once it has it."""
+    SENDER = "sender"
+    """Decode connects to the address in `Accept` once it has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +49,12 @@ class Capabilities:
     """What a lane can promise."""
 
     places_at_receiver: bool
-    """The receiver places each byte itself, so closing a generation is a proof."""
-    handler_proves_silence: bool
-    """Decode's own endpoint failing proves that nothing more lands from that sender (UCX tcp)."""
+    """The receiver places each byte itself, by its own plan."""
+    revoke_scope: Scope
+    """What the receiver can end; that end is the proof `revoked`."""
     needs_pidfd: bool
-    """Only the writer's death proves silence besides `drained` (cma, mapped)."""
+    """Besides `drained`, only the writer's death proves silence."""
+    listener: Listener = Listener.RECEIVER
 
 
 # -- events ----------------------------------------------------------------------------------
@@ -99,7 +129,32 @@ class SenderLost:
     error: str
 
 
-FabricEvent = PathOpened | Posted | CommitSent | Cancelled | PathClosed | CommitArrived | SenderLost
+@dataclass(frozen=True, slots=True)
+class GenerationClosed:
+    """Decode: from now on no byte of this generation from `peer` is placed.
+
+    Follows `close_generation` on lanes whose scope is `Scope.GENERATION`, once.
+    """
+
+    peer: bytes
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingFailed:
+    """Decode: what `peer` sent of a generation is not what was planned; nothing of it was placed.
+
+    The lane places nothing more of that generation.
+    """
+
+    peer: bytes
+    generation: int
+    error: str
+
+
+SenderEvent = PathOpened | Posted | CommitSent | Cancelled | PathClosed
+ReceiverEvent = CommitArrived | SenderLost | GenerationClosed | PlacingFailed
+FabricEvent = SenderEvent | ReceiverEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,26 +176,57 @@ class RemoteRegion:
     rkey: bytes
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Write:
+    """What one `post` moves: an interval of one chunk of one source worker."""
+
+    generation: int
+    source_worker: int
+    number: int
+    """Of the chunk, from 0 for each generation and source worker."""
+    chunk: PlannedChunk
+    source: Sequence[LocalRegion]
+    """Of the source worker, in the order of its layout's regions."""
+    destination: Sequence[RemoteRegion]
+    """Of the destination worker, in the order of its layout's regions; a lane whose receiver places
+    does not look at them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Destination:
+    """Where the bytes of one source worker go, for lanes whose receiver places them."""
+
+    source_worker: int
+    plan: Plan
+    pages: Mapping[str, Pages]
+    regions: Sequence[LocalRegion]
+    """Of the destination worker, in the order of its layout's regions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tickets:
+    """What a post came to: one `Posted` follows for each ticket, whatever happens."""
+
+    numbers: Sequence[int]
+    length_bytes: int
+    """Of all of them."""
+    runs: int
+    """Contiguous pieces that they take."""
+
+
 class Path(Protocol):
     """Where one prefill incarnation writes to one decode incarnation, over one lane."""
 
     peer: bytes
 
-    def post(
-        self,
-        generation: int,
-        runs: NDArray[np.int64],
-        splits: NDArray[np.int64],
-        source: Sequence[LocalRegion],
-        destination: Sequence[RemoteRegion],
-    ) -> list[int]:
-        """Queue writes; one ticket per batch, one `Posted` per ticket, whatever happens.
+    def post(self, write: Write) -> Tickets:
+        """Queue an interval of a chunk, of more than zero bytes.
 
-        Shapes:  runs int64 [n, 5] = source region, source offset, destination region, destination
-                 offset, length (bytes); splits int64 [batches + 1], batch b is rows
-                 `splits[b]:splits[b + 1]`.
-        Raises:  LocalProtocolError when a run leaves its region on either side (no put is posted),
-                 or the path is closed.
+        Source memory stays as it is until the last `Posted`.
+
+        Raises:  LocalProtocolError when a run leaves its region on either side, or the path is
+                 closed; ConfigError, ResourceError where the chunk cannot be planned. Nothing of
+                 this post is sent then, and no `Posted` follows.
         """
         ...
 
@@ -161,6 +247,46 @@ class Path(Protocol):
     def close(self) -> None:
         """Force the path closed; every outstanding ticket ends, then `PathClosed`. Idempotent."""
         ...
+
+
+class SenderPlaces(ABC):
+    """The half of a path that plans runs, for lanes whose sender writes into the receiver."""
+
+    def post(self, write: Write) -> Tickets:
+        """Plan the chunk and queue its runs; see `Path.post`."""
+        batches = write.chunk.batches()
+        numbers = self.post_runs(
+            write.generation, batches.runs, batches.splits, write.source, write.destination
+        )
+        return Tickets(numbers, batches.length_bytes, len(batches.runs))
+
+    @abstractmethod
+    def post_runs(
+        self,
+        generation: int,
+        runs: NDArray[np.int64],
+        splits: NDArray[np.int64],
+        source: Sequence[LocalRegion],
+        destination: Sequence[RemoteRegion],
+    ) -> list[int]:
+        """Queue writes; one ticket per batch, one `Posted` per ticket, whatever happens.
+
+        Shapes:  runs int64 [n, 5] = source region, source offset, destination region, destination
+                 offset, length (bytes); splits int64 [batches + 1], batch b is rows
+                 `splits[b]:splits[b + 1]`.
+        Raises:  LocalProtocolError when a run leaves its region on either side (no put is posted),
+                 or the path is closed.
+        """
+
+
+class SenderPlacesFabric:
+    """The half of a fabric that a lane whose sender places has nothing to do for."""
+
+    def open_generation(self, peer: bytes, generation: int, destination: Destination) -> None:
+        """Nothing to do: the sender knows where bytes go."""
+
+    def close_generation(self, peer: bytes, generation: int) -> None:
+        """Nothing to do: no event follows, and the proof comes from elsewhere."""
 
 
 class Fabric(Protocol):
@@ -202,7 +328,25 @@ class Fabric(Protocol):
         ...
 
     def watch_sender(self, peer: bytes, address: bytes) -> None:
-        """Open decode's own endpoint to the sender, whose error is `SenderLost`."""
+        """Open decode's own endpoint to the sender, whose error is `SenderLost`.
+
+        Where the sender listens, this is what connects the path.
+        """
+        ...
+
+    def open_generation(self, peer: bytes, generation: int, destination: Destination) -> None:
+        """Let bytes of one generation from one source worker of `peer` be placed.
+
+        Called before the peer is told the pages, once for each source worker that owes something.
+        Lanes whose sender places do nothing here.
+        """
+        ...
+
+    def close_generation(self, peer: bytes, generation: int) -> None:
+        """Place nothing of this generation any more; `GenerationClosed` follows where it is proof.
+
+        Lanes whose sender places do nothing here, and no event follows.
+        """
         ...
 
     def close_receiver(self, peer: bytes) -> None:

@@ -25,13 +25,17 @@ from pdxfer.fabric.base import (
     Capabilities,
     CommitArrived,
     CommitSent,
+    Destination,
     FabricEvent,
+    GenerationClosed,
     LocalRegion,
     PathClosed,
     PathOpened,
     Posted,
     RemoteRegion,
+    Scope,
     SenderLost,
+    SenderPlaces,
 )
 
 _ADDRESS_BYTES: Final = 8
@@ -134,13 +138,13 @@ class _LateBytes:
         """Land one run; behind the last one tell the receiver."""
         if self._runs:
             run = self._runs.popleft()
-            ctypes.memmove(run.destination, run.source, run.length_bytes)
+            self._receiver.place(self._sender, run.generation, run)
             return
         self._hub.late.remove(self)
         self._receiver.lost(self._sender, "the path broke", self._life)
 
 
-class InprocPath:
+class InprocPath(SenderPlaces):
     """Work of one sender towards one receiver, in order."""
 
     def __init__(self, fabric: InprocFabric, receiver: InprocFabric, peer: bytes) -> None:
@@ -154,7 +158,7 @@ class InprocPath:
         self._failed: dict[int, str] = {}
         """Generation to the first error of its batches."""
 
-    def post(
+    def post_runs(
         self,
         generation: int,
         runs: NDArray[np.int64],
@@ -162,7 +166,7 @@ class InprocPath:
         source: Sequence[LocalRegion],
         destination: Sequence[RemoteRegion],
     ) -> list[int]:
-        """See `fabric.base.Path`."""
+        """See `fabric.base.SenderPlaces`."""
         self._check_open()
         for run in runs.tolist():
             _check_run(run, source, destination)
@@ -240,7 +244,7 @@ class InprocPath:
         item = self.work.popleft()
         match item:
             case _Run():
-                ctypes.memmove(item.destination, item.source, item.length_bytes)
+                self.receiver.place(self.fabric.identity, item.generation, item)
                 self.fabric.hub.bytes_moved += item.length_bytes
             case _BatchEnd():
                 self.fabric.tell(
@@ -263,15 +267,17 @@ class InprocFabric:
     lane = "inproc"
     version = ""
 
-    def __init__(self, hub: Hub, identity: bytes, *, handler_proves_silence: bool = True) -> None:
+    def __init__(self, hub: Hub, identity: bytes, *, scope: Scope = Scope.SENDER) -> None:
         self.hub = hub
         self.identity = identity
         self.address = os.urandom(_ADDRESS_BYTES)
         self.capabilities = Capabilities(
-            places_at_receiver=False,
-            handler_proves_silence=handler_proves_silence,
-            needs_pidfd=not handler_proves_silence,
+            places_at_receiver=scope is Scope.GENERATION,
+            revoke_scope=scope,
+            needs_pidfd=scope is Scope.NOTHING,
         )
+        self._placing: set[tuple[bytes, int]] = set()
+        """(sender, generation) whose bytes are placed, where that is the receiver's to say."""
         self.paths: dict[bytes, InprocPath] = {}
         self._events: list[FabricEvent] = []
         self._regions: dict[int, LocalRegion] = {}
@@ -345,8 +351,20 @@ class InprocFabric:
         for path in list(sender.paths.values()) if sender is not None else []:
             if path.receiver is self:
                 path.fail("the receiver was closed")
-        if self.capabilities.handler_proves_silence:  # what was on its way has nowhere to land
+        if self.capabilities.revoke_scope is not Scope.NOTHING:
+            # What was on its way has nowhere to land.
             self.hub.late = [late for late in self.hub.late if not late.goes_to(self, peer)]
+
+    def open_generation(self, peer: bytes, generation: int, destination: Destination) -> None:
+        """See `fabric.base.Fabric`."""
+        self._placing.add((peer, generation))
+
+    def close_generation(self, peer: bytes, generation: int) -> None:
+        """See `fabric.base.Fabric`."""
+        if not self.capabilities.places_at_receiver:
+            return
+        self._placing.discard((peer, generation))
+        self.tell(GenerationClosed(peer, generation))
 
     def close(self, deadline_s: float) -> None:
         """See `fabric.base.Fabric`."""
@@ -358,6 +376,12 @@ class InprocFabric:
             self._eventfd = -1
 
     # -- used by paths and the hub -----------------------------------------------------------
+    def place(self, sender: bytes, generation: int, run: _Run) -> None:
+        """One run arrives; a receiver that places drops what is of no open generation."""
+        if self.capabilities.places_at_receiver and (sender, generation) not in self._placing:
+            return
+        ctypes.memmove(run.destination, run.source, run.length_bytes)
+
     def tell(self, event: FabricEvent) -> None:
         """Queue an event for `drain`."""
         if self._eventfd < 0:

@@ -15,7 +15,6 @@ from pdxfer import limits
 from pdxfer.errors import ConfigError, LocalProtocolError
 from pdxfer.fabric.base import (
     Cancelled,
-    Capabilities,
     CommitArrived,
     CommitSent,
     FabricEvent,
@@ -25,7 +24,10 @@ from pdxfer.fabric.base import (
     Posted,
     RemoteRegion,
     SenderLost,
+    SenderPlaces,
+    SenderPlacesFabric,
 )
+from pdxfer.fabric.lanes import LANES, library_lanes
 from pdxfer.fabric.ucx_loader import UcxRuntime, load_ucx
 
 if TYPE_CHECKING:
@@ -36,22 +38,12 @@ if TYPE_CHECKING:
 # event, id, generation, ticket, length_bytes, runs, drained, data, error
 Completion = tuple[int, int, int, int, int, int, bool, bytes, str]
 
-LANES = ("cma", "tcp")
-"""Lanes of this build, best first."""
-
-CAPABILITIES = {
-    "tcp": Capabilities(places_at_receiver=False, handler_proves_silence=True, needs_pidfd=False),
-    "cma": Capabilities(places_at_receiver=False, handler_proves_silence=False, needs_pidfd=True),
-}
-"""On tcp the receive worker of a lost sender is destroyed before `SenderLost` is told; cma writes
-are made by the sender's own kernel calls, which nothing at the receiver can stop."""
-
 # pdx::ucx::Event
 _PATH_OPENED, _POSTED, _COMMIT_SENT, _CANCELLED = 1, 2, 3, 4
 _PATH_CLOSED, _COMMIT_ARRIVED, _SENDER_LOST, _REGION_RELEASED = 5, 6, 7, 8
 
 
-class UcxPath:
+class UcxPath(SenderPlaces):
     """A path of `UcxFabric`; see `pdxfer.fabric.base.Path`.
 
     Threads: any, though an agent uses its loop thread. Every method queues and returns.
@@ -62,7 +54,7 @@ class UcxPath:
         self._engine = engine
         self._id = path_id
 
-    def post(
+    def post_runs(
         self,
         generation: int,
         runs: NDArray[np.int64],
@@ -74,7 +66,7 @@ class UcxPath:
 
         The runs are copied. Source memory must stay as it is until the batch's `Posted`.
 
-        Shapes: runs int64 [n, 5], splits int64 [batches + 1]; see `pdxfer.fabric.base.Path.post`.
+        Shapes: runs int64 [n, 5], splits int64 [batches + 1]; see `fabric.base.SenderPlaces`.
         Raises: LocalProtocolError when a run leaves its region on either side, a source region is
             not registered, a remote key is none of this lane or the path is closed; nothing of
             this post was sent.
@@ -115,7 +107,7 @@ class UcxPath:
         self._engine.close_path(self._id)
 
 
-class UcxFabric:
+class UcxFabric(SenderPlacesFabric):
     """One UCX lane of one agent; see `pdxfer.fabric.base.Fabric`.
 
     Settings: a `UCX_*` variable of the environment wins over what is set here, except for the three
@@ -155,10 +147,11 @@ class UcxFabric:
         Raises:
             ConfigError: a setting is wrong. ResourceError: UCX cannot be loaded or started.
         """
-        if lane not in CAPABILITIES:
-            raise ConfigError(f"lane: {lane!r} is not a UCX lane; use one of {', '.join(LANES)}")
+        known = library_lanes("ucx")
+        if lane not in known:
+            raise ConfigError(f"lane: {lane!r} is not a UCX lane; use one of {', '.join(known)}")
         self.lane = lane
-        self.capabilities = CAPABILITIES[lane]
+        self.capabilities = LANES[lane].capabilities
         self.runtime: UcxRuntime = load_ucx(ucx)
         self.version = self.runtime.version
         self._engine: Engine = self.runtime.module.Engine(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-LISTENING_LANES = ("cma", "tcp")
+from pdxfer.fabric.lanes import library_lanes
+
+LISTENING_LANES = library_lanes("ucx")
 """Lanes that open a UCX port: cma too, since its connections and commits go by tcp."""
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pdxfer.errors import PdxferError
+from pdxfer.layout import Pages, Plan, PlannedChunk
 from pdxfer.protocol.state import State
 from pdxfer.wire.messages import CommitPayload, Message
 
@@ -27,21 +26,26 @@ class Announce:
     peer: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Post:
-    """Write runs of one worker's memory into a peer worker's memory."""
+    """Move one chunk of one worker's memory into a peer worker's memory.
+
+    Answered by `on_batch` for each part that ends, the last one with `ended`, or by
+    `on_post_failed`.
+    """
 
     peer: bytes
     generation: int
     source_worker: int
     destination_worker: int
-    runs: NDArray[np.int64]
-    splits: NDArray[np.int64]
+    number: int
+    """Of the chunk, from 0 for each leg."""
+    chunk: PlannedChunk
 
 
 @dataclass(frozen=True, slots=True)
 class PostCommit:
-    """Send the commit of one source worker behind its bytes."""
+    """Send the commit of one source worker behind its bytes. Who posted states the runs in it."""
 
     peer: bytes
     generation: int
@@ -54,6 +58,15 @@ class Cancel:
 
     peer: bytes
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetLeg:
+    """The send of this leg is final: nothing of it will be posted, committed or cancelled."""
+
+    peer: bytes
+    generation: int
+    source_worker: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,29 @@ class WatchSender:
     peer: bytes
     lane: str
     address: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenGeneration:
+    """Let the bytes of one source worker be placed, on lanes whose receiver places them."""
+
+    peer: bytes
+    generation: int
+    source_worker: int
+    destination_worker: int
+    plan: Plan
+    pages: Mapping[str, Pages]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseGeneration:
+    """Let nothing of a generation from a peer life be placed any more.
+
+    Answered by `on_generation_closed` on lanes where that is a proof.
+    """
+
+    peer: bytes
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,5 +147,28 @@ class Free:
 
 
 Effect = (
-    Tell | Announce | Post | PostCommit | Cancel | OpenPath | ClosePath | WatchSender | Show | Free
+    Tell
+    | Announce
+    | Post
+    | PostCommit
+    | Cancel
+    | ForgetLeg
+    | OpenPath
+    | ClosePath
+    | WatchSender
+    | OpenGeneration
+    | CloseGeneration
+    | Show
+    | Free
 )
+
+_WORDS = (Tell, Announce, Show, Free)
+
+
+def lane_work_first(effects: list[Effect]) -> list[Effect]:
+    """The effects in the order in which they are carried out: bytes before anybody is told.
+
+    Lane work keeps its order, and so do words to peers and workers. Telling is what takes time: a
+    write that waits behind a control message is late for nothing.
+    """
+    return sorted(effects, key=lambda effect: isinstance(effect, _WORDS))

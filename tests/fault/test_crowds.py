@@ -12,6 +12,7 @@ import random
 import pytest
 
 from pdxfer.errors import PdxferError
+from pdxfer.fabric.base import Scope
 from pdxfer.layout import Rank, token_major
 from pdxfer.protocol.state import RETURNED_AT_DECODE, RETURNED_AT_PREFILL, State
 from tests.support.cluster import Cluster, full
@@ -88,12 +89,12 @@ class Worker:
 class Crowd:
     """One instance a side, spread over agents."""
 
-    def __init__(self, seed, shape, *, silent):
+    def __init__(self, seed, shape, *, scope):
         self.rng = random.Random(seed)
         self.cluster = Cluster(seed, attach_anew=True)
         prefills, decodes, sources, destinations = shape
         self.prefills = [self.cluster.prefill() for _ in range(prefills)]
-        self.decodes = [self.cluster.decode(silent=silent) for _ in range(decodes)]
+        self.decodes = [self.cluster.decode(scope=scope) for _ in range(decodes)]
         self.addresses = tuple(f"tcp://p{index}:1" for index in range(prefills))
         self.sources = [Worker(self.prefills[r % prefills], r, sources) for r in range(sources)]
         self.destinations = [
@@ -364,14 +365,14 @@ class Crowd:
 
 @pytest.mark.fault
 @pytest.mark.parametrize("kill", [False, True])
-@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("scope", list(Scope), ids=lambda scope: scope.value)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_crowds_keep_the_promises(shape, silent, kill):
+def test_crowds_keep_the_promises(shape, scope, kill):
     for seed in range(SEEDS):
-        crowd = Crowd(seed, shape, silent=silent)
+        crowd = Crowd(seed, shape, scope=scope)
         try:
             crowd.play(kill=kill)
-            crowd.check(silent=silent)
+            crowd.check(silent=scope is not Scope.NOTHING)
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise

@@ -8,6 +8,7 @@ import pytest
 
 from pdxfer import limits
 from pdxfer.errors import PdxferError
+from pdxfer.fabric.base import Scope
 from pdxfer.layout import token_major
 from pdxfer.protocol.state import RETURNED_AT_DECODE, State
 from tests.support.cluster import ADDRESS, Cluster, full
@@ -24,11 +25,11 @@ def small_layout():
 class History:
     """Rooms that come, go, abort and die at random; every returned page is watched."""
 
-    def __init__(self, seed, *, silent):
+    def __init__(self, seed, *, scope):
         self.rng = random.Random(seed)
         self.cluster = Cluster(seed)
         self.prefill = self.cluster.prefill()
-        self.decode = self.cluster.decode(silent=silent)
+        self.decode = self.cluster.decode(scope=scope)
         self.prefill.attach(0, small_layout())
         self.decode.attach(0, small_layout())
         self.cluster.join(self.decode, self.prefill)
@@ -138,17 +139,17 @@ class History:
 
 @pytest.mark.fault
 @pytest.mark.parametrize("kill", [False, True])
-@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("scope", list(Scope), ids=lambda scope: scope.value)
 @pytest.mark.parametrize("seed", range(60))
-def test_returned_pages_never_change(seed, silent, kill):
-    history = History(seed, silent=silent)
+def test_returned_pages_never_change(seed, scope, kill):
+    history = History(seed, scope=scope)
     history.play(kill=kill)
     for ids, content in history.returned.values():
         assert np.array_equal(history.bytes_of(history.decode, ids), content)
     ended = {State.COMMITTED, State.FAILED, State.QUARANTINED}
     states = [shown.state for shown in history.decode.shown.values()]
     assert set(states) <= ended
-    if silent:
+    if scope is not Scope.NOTHING:
         assert State.QUARANTINED not in states
     if not history.prefill.dead:
         assert not history.prefill.machine.sendings

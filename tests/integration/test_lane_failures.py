@@ -9,6 +9,7 @@ import pytest
 
 from pdxfer.client import AsyncDecodeClient, State
 from pdxfer.errors import PdxferError, PeerError, ResourceError
+from pdxfer.protocol.effects import Announce
 from pdxfer.wire.messages import LaneFailed
 from tests.support.agents import WAIT_S, Both, begin, cross, until
 from tests.support.caches import SeededCache, small_token_major
@@ -118,7 +119,7 @@ async def test_without_a_lane_left_the_reason_is_told_and_the_agents_go_on(tmp_p
             await reader.connect(sender.addresses, timeout_s=WAIT_S)
         with pytest.raises(PdxferError, match="no lane left"):
             await (await reader.receive(7, sender.addresses, [5], tokens=16)).wait(WAIT_S)
-        prefill._announce(both.agents["decode"].incarnation)
+        prefill.do(Announce(both.agents["decode"].incarnation))
         both.agents["decode"].machine._announce()
         both.agents["decode"].pump()
         with pytest.raises(PdxferError, match="no lane left"):
@@ -242,15 +243,15 @@ async def test_what_an_earlier_receive_side_suffered_does_not_end_the_next(tmp_p
         await cross(both, sender, reader, source, destination, 1)
         prefill, decode = both.agents["prefill"], both.agents["decode"]
         life = prefill.incarnation
-        first = decode._sides.get(life).since
+        first = decode._receiver._sides[life].since
         both.path.fail("cut")
-        await until(lambda: decode._sides.get(life).since > first)
-        lane = decode._sides.get(life)
+        await until(lambda: decode._receiver._sides[life].since > first)
+        lane = decode._receiver._sides[life]
         control = decode.machine.peers[life].address
         stale = LaneFailed(revision=first, lane="inproc", text="nobody at the old address")
         decode._on_peer_message(control, life, stale)
-        assert decode._sides.get(life) is lane
-        assert lane.made_for == "inproc"
+        assert decode._receiver._sides[life] is lane
+        assert lane.lane == "inproc"
         await cross(both, sender, reader, source, destination, 2)
 
 

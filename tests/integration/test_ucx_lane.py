@@ -32,6 +32,7 @@ from pdxfer.fabric.base import (
     PathOpened,
     Posted,
     RemoteRegion,
+    Scope,
     SenderLost,
 )
 from pdxfer.fabric.ucx import UcxFabric
@@ -120,7 +121,7 @@ def send(lane):
     generation = 1
     while True:
         runs, _ = shuffled(generation)
-        ticket = path.post(generation, runs, np.array([0, len(runs)]), [region], remote)[0]
+        ticket = path.post_runs(generation, runs, np.array([0, len(runs)]), [region], remote)[0]
         wait_for(lane_fabric, Posted, seen, ticket=ticket)
         say(posted=generation)
         generation += 1
@@ -140,7 +141,7 @@ def cut(lane, how, seed):
         seen = []
         path = sender.connect(peer, receiver.open_receiver(peer), 10.0)
         wait_for(sender, PathOpened, seen, error="")
-        path.post(generation, runs, np.array([0, len(runs)]), [local], remote)
+        path.post_runs(generation, runs, np.array([0, len(runs)]), [local], remote)
         until = time.perf_counter() + rng.random() * 0.004
         while time.perf_counter() < until:
             pass
@@ -189,7 +190,7 @@ def race(lane):
 
         def post(path=path, local=local, remote=remote):
             with contextlib.suppress(LocalProtocolError):
-                path.post(1, runs, np.array([0, len(runs)]), [local], remote)
+                path.post_runs(1, runs, np.array([0, len(runs)]), [local], remote)
 
         thread = threading.Thread(target=post)
         thread.start()
@@ -277,7 +278,7 @@ class Sender:
 
     def post(self, generation, runs, batches=1):
         splits = np.linspace(0, len(runs), batches + 1).astype(np.int64)
-        return self.path.post(generation, runs, splits, [self.region], self.remote)
+        return self.path.post_runs(generation, runs, splits, [self.region], self.remote)
 
 
 lanes = pytest.mark.parametrize("lane", ["tcp", "cma"])
@@ -343,7 +344,7 @@ def test_a_killed_sender_is_lost_and_on_tcp_silent(lane, child, start_fabric):
     other.kill()
     lost = wait_for(receiver, SenderLost, [], timeout_s=5.0)
     assert (lost.peer, bool(lost.error)) == (SENDER, True)
-    if receiver.capabilities.handler_proves_silence:
+    if receiver.capabilities.revoke_scope is not Scope.NOTHING:
         after = memory.copy()
         assert not receiver.wait(0.5)
         assert np.array_equal(after, memory)
@@ -377,7 +378,7 @@ def test_memory_is_kept_until_nothing_reads_from_it(child, start_fabric):
     region = sender.fabric.register(sender.source.ctypes.data, BYTES, owner)
     del owner
     runs, _ = shuffled(1)
-    ticket = sender.path.post(1, runs, np.array([0, len(runs)]), [region], sender.remote)[0]
+    ticket = sender.path.post_runs(1, runs, np.array([0, len(runs)]), [region], sender.remote)[0]
     sender.fabric.deregister(region)
     assert gone() is not None
     assert sender.wait(Posted, ticket=ticket).error == ""
@@ -448,7 +449,7 @@ def test_keys_and_addresses_that_are_none_are_refused(lane, start_fabric):
     for rkey in [*junk, *(target.rkey[:length] for length in range(len(target.rkey)))]:
         remote = [RemoteRegion(target.address, 4096, rkey)]
         with pytest.raises(LocalProtocolError, match="destination region 0: the remote key"):
-            path.post(1, run, np.array([0, 1]), [source], remote)
+            path.post_runs(1, run, np.array([0, 1]), [source], remote)
     changed = [bytes([*address[:i], address[i] ^ 0x10, *address[i + 1 :]]) for i in range(8, 80)]
     for wrong in [*junk, *changed, *(address[:length] for length in range(len(address)))]:
         with pytest.raises(LocalProtocolError, match="lane address"):
@@ -456,7 +457,7 @@ def test_keys_and_addresses_that_are_none_are_refused(lane, start_fabric):
         with pytest.raises(LocalProtocolError, match="lane address"):
             receiver.watch_sender(SENDER, wrong)
     remote = [RemoteRegion(target.address, 4096, target.rkey)]
-    ticket = path.post(1, run, np.array([0, 1]), [source], remote)[0]
+    ticket = path.post_runs(1, run, np.array([0, 1]), [source], remote)[0]
     assert wait_for(sender, Posted, seen, ticket=ticket).error == ""
 
 

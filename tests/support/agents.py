@@ -12,6 +12,7 @@ from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.decode import DecodeAgent
 from pdxfer.agent.prefill import PrefillAgent
 from pdxfer.client import AsyncDecodeClient, AsyncPrefillClient
+from pdxfer.fabric.base import Scope
 from pdxfer.fabric.inproc import Hub, InprocFabric
 from tests.support.caches import SeededCache, expect, small_token_major
 
@@ -34,7 +35,9 @@ class Both:
                 if role == "prefill" and at_prefill is not None and lane != "inproc":
                     at_prefill(lane)
                 made = InprocFabric(
-                    self.hub, self.agents[role].incarnation, handler_proves_silence=silent
+                    self.hub,
+                    self.agents[role].incarnation,
+                    scope=Scope.SENDER if silent else Scope.NOTHING,
                 )
                 made.lane = lane
                 self.fabrics[role] = made

@@ -9,29 +9,24 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
+from pdxfer.agent.host import host_id
+from pdxfer.agent.lanes import Lanes
+from pdxfer.agent.receiver import Receiver
+from pdxfer.agent.sender import Sender
 from pdxfer.errors import PdxferError
-from pdxfer.fabric.base import (
-    Cancelled,
-    CommitArrived,
-    CommitSent,
-    PathClosed,
-    PathOpened,
-    Posted,
-    RemoteRegion,
-    SenderLost,
-)
-from pdxfer.fabric.inproc import Hub, InprocFabric, InprocPath
+from pdxfer.fabric.base import Scope
+from pdxfer.fabric.inproc import Hub, InprocFabric
 from pdxfer.layout import KVLayout, Pages, Rank
+from pdxfer.memory import MemoryRange
 from pdxfer.protocol import effects as fx
 from pdxfer.protocol.decode.machine import DecodeMachine
 from pdxfer.protocol.prefill.machine import PrefillMachine
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
-from pdxfer.wire import codec
-from pdxfer.wire.messages import Attach, LaneFailed, RegionInfo
+from pdxfer.wire.messages import Accept, Hello, LaneFailed, RegionInfo
+from pdxfer.wire.version import PROTOCOL_VERSION
 from tests.support.network import Network
 
 ADDRESS = "tcp://prefill:1"
@@ -50,26 +45,34 @@ class Shown:
 
 
 class Node:
-    """A machine with its memory and its lane; carries out effects."""
+    """A machine with its memory and its lane, joined by what agents ship: `Sender`, `Receiver`."""
 
-    def __init__(self, cluster: Cluster, machine, silent: bool = True) -> None:
+    def __init__(self, cluster: Cluster, machine, silent: bool = True, scope=None) -> None:
         self.cluster = cluster
         self.machine = machine
-        self.fabric = InprocFabric(cluster.hub, machine.incarnation, handler_proves_silence=silent)
+        scope = scope or (Scope.SENDER if silent else Scope.NOTHING)
+        self.fabric = InprocFabric(cluster.hub, machine.incarnation, scope=scope)
+        self.lanes = Lanes(("inproc",), lambda lane: self.fabric)
         self.memory: dict[int, list[np.ndarray]] = {}
-        self.regions: dict[int, list] = {}
-        self.tickets: dict[tuple[bytes, int], int] = {}
-        self.paths: dict[bytes, InprocPath] = {}
-        """As the agent keeps them: until it has heard of their end."""
-        self.receive_sides: dict[bytes, int] = {}
-        """Sender to the revision of the first `Attach` that named its receive side."""
+        half = Sender if self.is_prefill else Receiver
+        also = {"near": lambda peer: True} if self.is_prefill else {}
+        self.half = half(
+            machine, self.lanes, memory=self.ranges, tell=self.tell, lost=self.lane_lost, **also
+        )
         self.shown: dict[tuple[int, int], Shown] = {}
         self.freed: list[int] = []
+        self.lost: list[tuple[bytes, PdxferError]] = []
+        """Sessions that the lane work gave up, with the reason."""
         self.dead = False
 
     @property
     def is_prefill(self) -> bool:
         return isinstance(self.machine, PrefillMachine)
+
+    def ranges(self, worker_id: int) -> tuple[MemoryRange, ...]:
+        return tuple(
+            MemoryRange(part.ctypes.data, part.nbytes, part) for part in self.memory[worker_id]
+        )
 
     def attach(
         self, worker_id: int, layout: KVLayout, rank: Rank | None = None, relayout: str = ""
@@ -80,12 +83,8 @@ class Node:
             for region in layout.regions
         ]
         self.memory[worker_id] = memory
-        self.regions[worker_id] = [
-            self.fabric.register(part.ctypes.data, part.nbytes, part) for part in memory
-        ]
         infos = tuple(
-            RegionInfo(address=part.ctypes.data, length_bytes=part.nbytes, rkeys={"inproc": b"k"})
-            for part in memory
+            RegionInfo(address=part.ctypes.data, length_bytes=part.nbytes) for part in memory
         )
         self.machine.attach(
             Worker(
@@ -101,9 +100,14 @@ class Node:
         self.pump()
 
     def pump(self) -> None:
+        self.settle()
         while effects := self.machine.take_effects():
             for effect in effects:
                 self.do(effect)
+            self.settle()
+
+    def settle(self) -> None:
+        self.half.settle(*(() if self.is_prefill else (self.cluster.now,)))
 
     # -- what the control channel says -------------------------------------------------------
     def session_began(self, peer: bytes, address: str) -> None:
@@ -111,6 +115,10 @@ class Node:
         if self.is_prefill:
             self.machine.peer_joined(peer)
         else:
+            hello = Hello(
+                version=PROTOCOL_VERSION, role="prefill", lanes=["inproc"], boot_id=host_id()
+            )
+            self.half.joined(peer, hello, "", "")
             self.machine.link_up(address, peer, self.cluster.now)
         self.pump()
 
@@ -119,15 +127,17 @@ class Node:
         if self.is_prefill:
             self.machine.peer_lost(peer, reason)
         else:
-            self.close_receive_side(peer)
+            self.half.left(peer)
             self.machine.peer_lost(peer, reason, self.cluster.now)
         self.pump()
 
     def on_message(self, peer: bytes, message) -> None:
         """A message of a peer, in order."""
         self.machine.on_message(peer, message, self.cluster.now)
+        if not self.is_prefill and isinstance(message, Accept):
+            self.half.accepted(peer)
         if self.cluster.attach_anew and isinstance(message, LaneFailed):
-            self.lane_failed(peer, message.revision)
+            self.half.lane_failed(peer, message)
         self.pump()
 
     def heartbeats(self) -> None:
@@ -139,142 +149,39 @@ class Node:
     def do(self, effect) -> None:
         match effect:
             case fx.Tell():
-                self.cluster.carry(self, effect.peer, effect.message)
-            case fx.Announce():
-                self.cluster.carry(self, effect.peer, self.announcement(effect.peer))
+                self.tell(effect.peer, effect.message)
             case fx.Show():
                 shown = self.shown.setdefault((effect.worker, effect.slot), Shown())
                 shown.states.append(effect.state)
                 shown.last = effect
             case fx.Free():
+                self.lanes.forget(effect.worker)
                 self.freed.append(effect.worker)
-            case fx.OpenPath():
-                self.paths[effect.peer] = self.fabric.connect(effect.peer, effect.address, 1.0)
-            case fx.ClosePath():
-                path = self.paths.get(effect.peer)
-                if path is None:
-                    self.machine.on_path_closed(effect.peer, "", drained=True)
-                else:
-                    path.close()
-            case fx.Post():
-                self.post(effect)
-            case fx.PostCommit():
-                self.commit(effect)
-            case fx.Cancel():
-                path = self.paths.get(effect.peer)
-                if path is not None and not path.closed:  # else its PathClosed is on the way
-                    path.cancel(effect.generation)
-            case fx.WatchSender():
-                try:
-                    self.fabric.watch_sender(effect.peer, effect.address)
-                except PdxferError as error:
-                    self.machine.sender_lost(effect.peer, str(error), "", self.cluster.now)
+            case _:
+                self.half.do(effect)
 
-    def commit(self, effect: fx.PostCommit) -> None:
-        path = self.fabric.paths.get(effect.peer)
-        worker = effect.payload.source_worker
-        if not self.machine.commits(effect.peer, effect.generation, worker):
-            return
-        if path is None:
-            self.machine.on_commit_sent(
-                effect.peer, effect.generation, worker, error="the path is gone"
-            )
-            return
-        ticket = path.commit(effect.generation, codec.encode_commit(effect.payload))
-        self.tickets[effect.peer, ticket] = worker
+    def tell(self, peer: bytes, message) -> None:
+        self.cluster.carry(self, peer, message)
 
-    def post(self, effect: fx.Post) -> None:
-        infos = self.machine.peers[effect.peer].workers[effect.destination_worker].regions
-        destination = [RemoteRegion(i.address, i.length_bytes, b"k") for i in infos]
-        if effect.peer not in self.fabric.paths:
-            for _ in effect.splits[1:]:
-                self.machine.on_batch(
-                    effect.peer,
-                    effect.generation,
-                    effect.source_worker,
-                    length_bytes=0,
-                    error="the path is gone",
-                )
-            return
-        tickets = self.fabric.paths[effect.peer].post(
-            effect.generation,
-            effect.runs,
-            effect.splits,
-            self.regions[effect.source_worker],
-            destination,
-        )
-        for ticket in tickets:
-            self.tickets[effect.peer, ticket] = effect.source_worker
-
-    def announcement(self, peer: bytes):
-        if self.is_prefill:
-            template = self.machine.peers[peer].accept_template()
-            return msgspec.structs.replace(template, lane_address=self.fabric.send_address())
-        revision, address = self.machine.next_revision(), self.fabric.open_receiver(peer)
-        self.receive_sides.setdefault(peer, revision)
-        return Attach(
-            revision=revision,
-            workers=[worker.info() for worker in self.machine.workers.values()],
-            siblings=[
-                msgspec.structs.replace(worker.info(), regions=[])
-                for worker in self.machine.sources.siblings(peer)
-            ],
-            lane="inproc",
-            lane_address=address,
-        )
-
-    @property
-    def proof(self) -> str:
-        """What the end of a receive side proves here."""
-        return "revoked" if self.fabric.capabilities.handler_proves_silence else ""
-
-    def close_receive_side(self, peer: bytes) -> None:
-        """End it, if it is there."""
-        if self.receive_sides.pop(peer, None) is not None:
-            self.fabric.close_receiver(peer)
-            self.machine.receiver_closed(peer, self.proof)
-
-    def lane_failed(self, peer: bytes, revision: int) -> None:
-        """Attach anew, unless it is an earlier receive side that failed."""
-        if revision >= self.receive_sides.get(peer, 0):
-            self.close_receive_side(peer)
-            self.machine.announce_to(peer)
+    def lane_lost(self, peer: bytes, error: PdxferError) -> None:
+        self.lost.append((peer, error))
 
     def take_lane_events(self) -> bool:
         events = self.fabric.drain()
-        now = self.cluster.now
         for event in events:
-            match event:
-                case PathOpened():
-                    if event.error:
-                        self.paths.pop(event.peer, None)
-                    self.machine.on_path_opened(event.peer, event.error)
-                case Posted():
-                    worker = self.tickets.pop((event.peer, event.ticket))
-                    self.machine.on_batch(
-                        event.peer,
-                        event.generation,
-                        worker,
-                        length_bytes=event.length_bytes,
-                        error=event.error,
-                    )
-                case CommitSent():
-                    worker = self.tickets.pop((event.peer, event.ticket))
-                    self.machine.on_commit_sent(
-                        event.peer, event.generation, worker, error=event.error
-                    )
-                case Cancelled():
-                    self.machine.on_cancelled(event.peer, event.generation)
-                case PathClosed():
-                    self.paths.pop(event.peer, None)
-                    self.machine.on_path_closed(event.peer, event.error, drained=event.drained)
-                case CommitArrived():
-                    self.machine.on_commit(event.peer, codec.decode_commit(event.payload), now)
-                case SenderLost():
-                    self.receive_sides.pop(event.peer, None)
-                    self.machine.sender_lost(event.peer, event.error, self.proof, now)
+            now = () if self.is_prefill else (self.cluster.now,)
+            self.half.on_event(self.fabric, event, *now)
             self.pump()
         return bool(events)
+
+    def take_turn(self) -> bool:
+        """Post one more interval of a large chunk."""
+        if not self.is_prefill or not self.half.has_turns:
+            return False
+        self.half.take_turn()
+        self.settle()
+        self.pump()
+        return True
 
 
 class Cluster:
@@ -316,6 +223,7 @@ class Cluster:
         actions = [self.deliver_one, self.network.notice_one, lambda: self.hub.step(self.rng)]
         nodes = [node for node in self.nodes.values() if not node.dead]
         actions += [node.take_lane_events for node in nodes]
+        actions += [node.take_turn for node in nodes]
         self.rng.shuffle(actions)
         return any(action() for action in actions)
 

@@ -10,9 +10,9 @@ from pdxfer.protocol.decode.placing import place_message
 from pdxfer.protocol.decode.receives import Receives
 from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
 from pdxfer.protocol.decode.sources import Sources
-from pdxfer.protocol.effects import Tell
+from pdxfer.protocol.effects import OpenGeneration, Tell
 from pdxfer.protocol.workers import Worker
-from pdxfer.wire.messages import Abort, Receive
+from pdxfer.wire.messages import Abort, Place, Receive
 
 
 class Binding:
@@ -50,7 +50,7 @@ class Binding:
         for key in keys:
             place = None
             if receiving.pages is not None and key in receiving.debts:
-                place = place_message(receiving, key)
+                place = self._place(receiving, key)
             message = Receive(
                 room=receiving.room,
                 generation=receiving.generation,
@@ -120,7 +120,23 @@ class Binding:
     def tell_places(self, receiving: Receiving) -> None:
         """Every source worker of a bound receive hears where its pages are."""
         for key in receiving.debts:
-            self.receives.effects.append(Tell(key[0], place_message(receiving, key)))
+            self.receives.effects.append(Tell(key[0], self._place(receiving, key)))
+
+    def _place(self, receiving: Receiving, key: SourceKey) -> Place:
+        """What one source worker is told of the pages; its bytes may be placed from now on."""
+        debt = receiving.debts[key]
+        if debt.plan is not None and receiving.pages is not None:
+            self.receives.effects.append(
+                OpenGeneration(
+                    peer=key[0],
+                    generation=receiving.generation,
+                    source_worker=key[1],
+                    destination_worker=receiving.worker,
+                    plan=debt.plan,
+                    pages=receiving.pages,
+                )
+            )
+        return place_message(receiving, key)
 
     def why_waiting(self, receiving: Receiving) -> str:
         """What an unmatched receive has waited for, in words."""

@@ -24,7 +24,7 @@ from pdxfer.protocol.decode.placing import check_places, commit_fault
 from pdxfer.protocol.decode.receives import Receives
 from pdxfer.protocol.decode.receiving import Receiving
 from pdxfer.protocol.decode.sources import PrefillPeer, Sources, names
-from pdxfer.protocol.effects import Announce, Effect, Tell, WatchSender
+from pdxfer.protocol.effects import Announce, Effect, Tell, WatchSender, lane_work_first
 from pdxfer.protocol.state import State
 from pdxfer.protocol.tables import ReceivingEvent
 from pdxfer.protocol.workers import Worker
@@ -61,7 +61,7 @@ class DecodeMachine:
     def take_effects(self) -> list[Effect]:
         """What is to be done since the last call, in order."""
         effects, self._receives.effects = self._receives.effects, []
-        return effects
+        return lane_work_first(effects)
 
     def next_revision(self) -> int:
         """Of the next `Attach`; none has had it before."""
@@ -400,6 +400,19 @@ class DecodeMachine:
         for receiving in list(self.live.values()):
             if peer_id in receiving.bound:
                 self._receives.fail(receiving, PeerError(text, retryable=True), now)
+
+    def on_generation_closed(self, peer_id: bytes, generation: int) -> None:
+        """Our lane places nothing more of a generation from a prefill life: that is a proof."""
+        receiving = self.live.get(generation)
+        if receiving is not None:
+            self._receives.prove(receiving, peer_id, "revoked")
+
+    def on_placing_failed(self, peer_id: bytes, generation: int, error: str, now: float) -> None:
+        """What came on the lane is not what was planned; nothing of it was placed."""
+        receiving = self.live.get(generation)
+        if receiving is not None and peer_id in receiving.bound:
+            text = f"room {receiving.room}: the lane refused what prefill sent: {error}"
+            self._receives.fail(receiving, RemoteProtocolError(text), now)
 
     def receiver_closed(self, peer_id: bytes, proof: str) -> None:
         """Our receive side of a prefill life is no more; what is alive may go on over another.

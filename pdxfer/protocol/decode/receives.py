@@ -11,7 +11,7 @@ from pdxfer.errors import (
 from pdxfer.protocol.decode.held import HeldPages
 from pdxfer.protocol.decode.receiving import Receiving
 from pdxfer.protocol.decode.sources import PrefillPeer
-from pdxfer.protocol.effects import Effect, Free, Show, Tell
+from pdxfer.protocol.effects import CloseGeneration, Effect, Free, Show, Tell
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.tables import ReceivingEvent
 from pdxfer.wire.messages import (
@@ -77,6 +77,7 @@ class Receives:
         for peer_id in receiving.told:
             if peer_id in self.peers and self.peers[peer_id].silence:
                 receiving.proofs[peer_id] = self.peers[peer_id].silence
+        self._close_generation(receiving)
         receiving.advance(ReceivingEvent.FAILED_TOLD)
         receiving.drain_deadline = now + limits.DRAIN_DEADLINE_S
         self.show(receiving)
@@ -109,10 +110,17 @@ class Receives:
         if receiving.pages is not None and receiving.worker in self.held:
             self.held[receiving.worker].release(receiving.generation, receiving.pages)
         self.show(receiving)
+        if receiving.error is None:
+            self._close_generation(receiving)
         self.live.pop(receiving.generation, None)
         self.by_slot.pop((receiving.worker, receiving.slot), None)
         self.free_departed(receiving.worker)
         self.forget_gone()
+
+    def _close_generation(self, receiving: Receiving) -> None:
+        """No lane places anything of it any more."""
+        for peer_id in sorted(receiving.told):
+            self.effects.append(CloseGeneration(peer_id, receiving.generation))
 
     def check_room(self, worker_id: int, room: int) -> None:
         """Refuse a room of which the worker has a receive.

@@ -23,6 +23,7 @@ from pdxfer.protocol.effects import (
     Effect,
     OpenPath,
     Tell,
+    lane_work_first,
 )
 from pdxfer.protocol.prefill.matching import Matching
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
@@ -65,7 +66,7 @@ class PrefillMachine:
     def take_effects(self) -> list[Effect]:
         """What is to be done since the last call, in order."""
         effects, self._sends.effects = self._sends.effects, []
-        return effects
+        return lane_work_first(effects)
 
     # -- what a worker says ------------------------------------------------------------------
     def attach(self, worker: Worker) -> None:
@@ -317,6 +318,11 @@ class PrefillMachine:
         for sending in self._sends.of_peer(peer_id):
             self._sends.pump(sending)
 
+    def on_path_awaited(self, peer_id: bytes) -> None:
+        """The lane waits for decode to connect: decode is told where."""
+        if peer_id in self.peers:
+            self._sends.effects.append(Announce(peer_id))
+
     def on_batch(
         self,
         peer_id: bytes,
@@ -324,21 +330,37 @@ class PrefillMachine:
         source_worker: int,
         *,
         length_bytes: int,
+        runs: int,
         error: str,
+        ended: bool,
     ) -> None:
-        """One batch of a leg ended: placed and flushed, or with its first error."""
+        """A part of a chunk ended: placed and flushed, or with its first error.
+
+        Args:  ended: nothing more of that chunk is in flight, nor will be posted.
+        """
         for sending, leg in self._sends.legs(self.peers.get(peer_id), generation):
             if sending.worker != source_worker:
                 continue
-            leg.batches_in_flight -= 1
+            leg.posts_in_flight -= ended
             leg.bytes_placed += length_bytes
             sending.moved = True
+            leg.runs += runs
             if error:
                 leg.batch_failed = True
                 self._sends.fail(
                     sending, PeerError(f"a write to decode failed: {error}", retryable=True)
                 )
             return
+
+    def on_post_failed(
+        self, peer_id: bytes, generation: int, source_worker: int, *, error: PdxferError
+    ) -> None:
+        """A chunk could not be handed to the lane, or not in full: no commit may follow."""
+        for sending, leg in self._sends.legs(self.peers.get(peer_id), generation):
+            if sending.worker == source_worker:
+                leg.batch_failed = True
+                self._sends.fail(sending, error)
+                return
 
     def on_commit_sent(
         self, peer_id: bytes, generation: int, source_worker: int, *, error: str
@@ -367,7 +389,7 @@ class PrefillMachine:
             return
         for sending, leg in list(self._sends.legs(peer, generation)):
             leg.drained = True
-            leg.batches_in_flight = 0
+            leg.posts_in_flight = 0
             self._sends.settle(sending)
         peer.asked.add(generation)
         self._sends.answer_drained(peer, generation)

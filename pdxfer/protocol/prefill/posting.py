@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdxfer.errors import TransferError
-from pdxfer.layout import Plan
+from pdxfer.layout import Plan, PlannedChunk
 from pdxfer.protocol.effects import Effect, Post, PostCommit
 from pdxfer.protocol.prefill.sending import Chunk, Leg, Sending
 from pdxfer.protocol.ranges import Ranges, owed_ranges
@@ -39,9 +39,9 @@ def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
     if leg.plan is None:
         return []
     ranges = _moving_ranges(sending, leg, leg.plan, chunk)
-    batches = leg.plan.batches(chunk.pages, leg.pages, ranges, chunk.layers)
-    leg.bytes_planned += batches.length_bytes
-    leg.runs += len(batches.runs)
+    planned = PlannedChunk(leg.plan, chunk.pages, leg.pages, ranges, chunk.layers)
+    length_bytes = planned.length_bytes
+    leg.bytes_planned += length_bytes
     leg.announcements.append(
         ChunkMessage(
             generation=leg.generation,
@@ -49,24 +49,23 @@ def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
             number=number,
             ranges={name: TokenRange(first=a, end=b) for name, (a, b) in ranges.items()},
             layers=None if chunk.layers is None else list(chunk.layers),
-            length_bytes=batches.length_bytes,
+            length_bytes=length_bytes,
             last=chunk.last,
         )
     )
-    posts: list[Effect] = []
-    if len(batches.runs):
-        leg.batches_in_flight += len(batches.splits) - 1
-        posts.append(
-            Post(
-                peer=leg.peer,
-                generation=leg.generation,
-                source_worker=sending.worker,
-                destination_worker=leg.receive.destination_worker,
-                runs=batches.runs,
-                splits=batches.splits,
-            )
+    if not length_bytes:
+        return []
+    leg.posts_in_flight += 1
+    return [
+        Post(
+            peer=leg.peer,
+            generation=leg.generation,
+            source_worker=sending.worker,
+            destination_worker=leg.receive.destination_worker,
+            number=number,
+            chunk=planned,
         )
-    return posts
+    ]
 
 
 def ask_commit(sending: Sending, leg: Leg, sender_index: int) -> list[Effect]:
@@ -96,7 +95,7 @@ def ask_commit(sending: Sending, leg: Leg, sender_index: int) -> list[Effect]:
         source_worker=sending.worker,
         sender_index=sender_index,
         length_bytes=leg.bytes_planned,
-        runs=leg.runs,
+        runs=0,
         digest=leg.plan.digest,
         aux=sending.aux,
     )

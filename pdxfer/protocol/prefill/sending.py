@@ -41,7 +41,8 @@ class Leg:
     bytes_told: int = 0
     """Of those placed, as the last heartbeat to decode said."""
     runs: int = 0
-    batches_in_flight: int = 0
+    posts_in_flight: int = 0
+    """Chunks that the lane has not ended."""
     batch_failed: bool = False
     """A write ended with an error: that proves nothing about where its bytes are."""
     commit_asked: bool = False

@@ -10,6 +10,7 @@ from pdxfer.errors import PdxferError
 from pdxfer.protocol.effects import (
     Cancel,
     Effect,
+    ForgetLeg,
     Free,
     Show,
     Tell,
@@ -156,7 +157,7 @@ class Sends:
         for leg in sending.legs.values():
             # What decode says of a leg (committed) says nothing of what the lane still reads.
             leg.drained = leg.sent or not (
-                leg.batches_in_flight or leg.commit_asked or leg.batch_failed
+                leg.posts_in_flight or leg.commit_asked or leg.batch_failed
             )
             if not leg.drained:
                 self.effects.append(Cancel(leg.peer, leg.generation))
@@ -204,6 +205,7 @@ class Sends:
         self.live.pop((sending.worker, sending.room), None)
         self.by_slot.pop((sending.worker, sending.slot), None)
         for leg in sending.legs.values():
+            self.effects.append(ForgetLeg(leg.peer, leg.generation, sending.worker))
             peer = self.peers.get(leg.peer)
             if peer is not None:
                 peer.forget(leg.generation, (sending.worker, sending.room))

@@ -1,0 +1,135 @@
+"""The table of lanes: all that anybody needs to know of a lane is its row.
+
+Configuration, agents, the status board, `doctor`, `demo`, `bench` and `plan` read this table. To
+add a lane, write a file beside this one and a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pdxfer.fabric.base import Capabilities, Scope
+
+if TYPE_CHECKING:
+    from pdxfer.fabric.base import Fabric
+
+
+class Reach(Enum):
+    """How far apart the two agents of a lane may be."""
+
+    PROCESS = "one process"
+    """For tests; no configuration offers it."""
+    HOST = "one host and one pid namespace"
+    NETWORK = "any two hosts"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSettings:
+    """What an agent's configuration says to a lane that is being made."""
+
+    ucx: str = "auto"
+    """Which UCX library: auto, wheel, system or a directory."""
+    net_device: str = ""
+    """Network device to listen and send on; empty: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One way for bytes to travel."""
+
+    name: str
+    """As in settings, messages and `status`."""
+    board_code: int
+    """On the status board, 1 to 255; never given to another lane."""
+    reach: Reach
+    library: str
+    """Library whose versions have to agree on both sides (`ucx`: major.minor); empty: none."""
+    capabilities: Capabilities
+    make: Callable[[LaneSettings], Fabric]
+    """Starts the lane for one agent; raises a PdxferError with the reason where it cannot."""
+    purpose: str
+    """For help texts: what moves how, in a few words."""
+
+
+def _ucx(lane: str) -> Callable[[LaneSettings], Fabric]:
+    def make(settings: LaneSettings) -> Fabric:
+        from pdxfer.fabric.ucx import UcxFabric  # loads UCX: only where a lane is really used
+
+        return UcxFabric(lane, ucx=settings.ucx, net_device=settings.net_device)
+
+    return make
+
+
+def _inproc(settings: LaneSettings) -> Fabric:
+    from pdxfer.errors import ConfigError
+
+    raise ConfigError(
+        "lane inproc joins the agents of one process, for tests; offer another lane",
+        fields={"lane": "inproc"},
+    )
+
+
+_ROWS = (
+    Lane(
+        name="cma",
+        board_code=3,
+        reach=Reach.HOST,
+        library="ucx",
+        capabilities=Capabilities(
+            places_at_receiver=False, revoke_scope=Scope.NOTHING, needs_pidfd=True
+        ),
+        make=_ucx("cma"),
+        purpose="UCX writes from process to process through the kernel",
+    ),
+    Lane(
+        name="tcp",
+        board_code=4,
+        reach=Reach.NETWORK,
+        library="ucx",
+        capabilities=Capabilities(
+            places_at_receiver=False, revoke_scope=Scope.SENDER, needs_pidfd=False
+        ),
+        make=_ucx("tcp"),
+        purpose="UCX writes over TCP connections",
+    ),
+    Lane(
+        name="inproc",
+        board_code=7,
+        reach=Reach.PROCESS,
+        library="",
+        capabilities=Capabilities(
+            places_at_receiver=False, revoke_scope=Scope.SENDER, needs_pidfd=False
+        ),
+        make=_inproc,
+        purpose="memory copies inside one process, for tests",
+    ),
+)
+
+LANES: dict[str, Lane] = {lane.name: lane for lane in _ROWS}
+"""Every lane of this build by name, best first. On tcp the receive worker of a lost sender is
+destroyed before `SenderLost` is told; cma writes are made by the sender's own kernel calls, which
+nothing at the receiver can stop."""
+
+
+def offered() -> tuple[str, ...]:
+    """Names of the lanes that a configuration may offer, best first."""
+    return tuple(name for name, lane in LANES.items() if lane.reach is not Reach.PROCESS)
+
+
+def library_lanes(library: str) -> tuple[str, ...]:
+    """Names of the lanes that one library serves, best first."""
+    return tuple(name for name, lane in LANES.items() if lane.library == library)
+
+
+def board_code(name: str) -> int:
+    """The code of a lane on the status board; 0 for none, or one that this build lacks."""
+    lane = LANES.get(name)
+    return 0 if lane is None else lane.board_code
+
+
+def board_names() -> dict[int, str]:
+    """Lane names by their code on the status board."""
+    return {lane.board_code: name for name, lane in LANES.items()}
