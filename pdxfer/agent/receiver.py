@@ -262,7 +262,7 @@ class Receiver:
             self._lanes.fabric(effect.lane).watch_sender(peer, effect.address)
         except PdxferError as error:
             text = str(error)
-            self._outcomes.append(lambda now: self._machine.sender_lost(peer, text, "", now))
+            self._outcomes.append(lambda now: self._machine.sender_unwatched(peer, text, now))
 
     def _open_generation(self, effect: OpenGeneration) -> None:
         side = self._sides.get(effect.peer)

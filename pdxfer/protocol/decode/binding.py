@@ -42,7 +42,7 @@ class Binding:
         for key, pair in found.items():
             index = instance.workers[key].rank.index
             receiving.debts[key] = Debt(sender_index=index, plan=pair.plan)
-            receiving.bound.add(key[0])
+            self.receives.note_bound(receiving, key[0])
             receiving.lanes.add(self.sources.peers[key[0]].lane)
         self._tell_receives(receiving, worker, list(found))
 
@@ -126,6 +126,7 @@ class Binding:
         """What one source worker is told of the pages; its bytes may be placed from now on."""
         debt = receiving.debts[key]
         if debt.plan is not None and receiving.pages is not None:
+            self.receives.tell(receiving, key[0])
             self.receives.effects.append(
                 OpenGeneration(
                     peer=key[0],

@@ -7,7 +7,6 @@ the page. Time alone never frees one.
 
 from __future__ import annotations
 
-from pdxfer import limits
 from pdxfer.errors import (
     ConfigError,
     LocalProtocolError,
@@ -19,14 +18,14 @@ from pdxfer.errors import (
 )
 from pdxfer.layout import Pages, PlanSummary
 from pdxfer.protocol.decode.binding import Binding
+from pdxfer.protocol.decode.deadlines import Deadlines
 from pdxfer.protocol.decode.held import HeldPages
 from pdxfer.protocol.decode.placing import check_places, commit_fault
+from pdxfer.protocol.decode.proofs import Proof, Side
 from pdxfer.protocol.decode.receives import Receives
 from pdxfer.protocol.decode.receiving import Receiving
-from pdxfer.protocol.decode.sources import PrefillPeer, Sources, names
+from pdxfer.protocol.decode.sources import PrefillPeer, Sources
 from pdxfer.protocol.effects import Announce, Effect, Tell, WatchSender, lane_work_first
-from pdxfer.protocol.state import State
-from pdxfer.protocol.tables import ReceivingEvent
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.address import split_instance
 from pdxfer.wire.messages import (
@@ -53,6 +52,7 @@ class DecodeMachine:
         self.peers = self.sources.peers
         self._receives = Receives(self.peers)
         self._binding = Binding(self.workers, self.sources, self._receives)
+        self._deadlines = Deadlines(self._receives, self._binding)
         self.live = self._receives.live
         """Generation to receive, from `receive` until it is final."""
         self._revision = 0
@@ -74,12 +74,10 @@ class DecodeMachine:
         A receive that has failed does not hold it back, however long its fence takes: it is told
         once, by its abort, and never matched again.
         """
-        live = (
-            receiving.generation
-            for receiving in self.live.values()
-            if receiving.error is None and (peer_id in receiving.bound or not receiving.bound)
-        )
-        return min([*live, *self._binding.let_go], default=self._next_generation)
+        index = self._receives.index
+        told = (each.generation for each in index.of_peer(peer_id) if each.error is None)
+        oldest_unbound = next(iter(index.unbound), self._next_generation)
+        return min([*told, oldest_unbound, *self._binding.let_go])
 
     def heartbeat(self, peer_id: bytes) -> Heartbeat:
         """What the next heartbeat to a prefill life says."""
@@ -88,8 +86,9 @@ class DecodeMachine:
     @property
     def named_links(self) -> set[str]:
         """Control addresses that live receives name."""
-        named = [*self.live.values(), *self._binding.let_go.values()]
-        return {split_instance(address)[0] for each in named for address in each.prefill}
+        let_go = self._binding.let_go.values()
+        early = {split_instance(address)[0] for each in let_go for address in each.prefill}
+        return self._receives.index.links | early
 
     # -- what a worker says ------------------------------------------------------------------
     def attach(self, worker: Worker) -> None:
@@ -167,8 +166,7 @@ class DecodeMachine:
             unreachable_s,
             must_exist,
         )
-        self.live[generation] = receiving
-        self._receives.by_slot[worker_id, slot] = receiving
+        self._receives.index.add(receiving)
         self._receives.show(receiving)
         self._binding.bind(receiving, now)
         return receiving
@@ -184,7 +182,7 @@ class DecodeMachine:
         now: float,
     ) -> None:
         """Give a receive its pages, once. An error in them fails the receive."""
-        receiving = self._receives.by_slot.get((worker_id, slot))
+        receiving = self._receives.index.by_slot.get((worker_id, slot))
         if receiving is None or receiving.error is not None:
             return
         try:
@@ -205,7 +203,7 @@ class DecodeMachine:
 
     def abort(self, worker_id: int, slot: int, reason: str, now: float) -> None:
         """The worker gives its receive up; its pages come back after the proof."""
-        receiving = self._receives.by_slot.get((worker_id, slot))
+        receiving = self._receives.index.by_slot.get((worker_id, slot))
         if receiving is not None:
             text = f"aborted by the decode worker: {reason or 'no reason given'}"
             if not receiving.bound:
@@ -219,7 +217,7 @@ class DecodeMachine:
         link = self.sources.link(address)
         link.peer_id, link.error, link.problem = peer_id, None, ""
         self.peers[peer_id] = PrefillPeer(peer_id, link.address, last_heard=now)
-        for receiving in self.live.values():
+        for receiving in self._receives.index.of_peer(peer_id):
             if peer_id in receiving.unproven and receiving.error is not None:
                 again = Abort(generation=receiving.generation, reason=str(receiving.error))
                 self._receives.effects.append(Tell(peer_id, again))
@@ -256,10 +254,8 @@ class DecodeMachine:
         if link is not None and link.peer_id == peer_id:
             link.peer_id, link.silent_since = b"", now
         text = f"the prefill agent at {peer.address} is away: {reason}"
-        for receiving in list(self.live.values()):
-            if peer_id in receiving.bound:
-                self._receives.fail(receiving, PeerError(text, retryable=True), now)
-        self._receives.forget_gone()
+        self._fail_bound(peer_id, text, now)
+        self._receives.forget_gone(peer_id)
 
     def on_message(self, peer_id: bytes, message: Message, now: float) -> None:
         """Act on one message of a prefill life."""
@@ -365,12 +361,13 @@ class DecodeMachine:
 
     def _on_drained(self, peer: PrefillPeer, message: Drained, now: float) -> None:
         receiving = self.live.get(message.generation)
-        if receiving is None or peer.peer_id not in receiving.bound | receiving.told:
+        if receiving is None or peer.peer_id not in receiving.bound:
             return
         if receiving.error is None:
             text = f"the prefill agent holds room {receiving.room} for dead; receive it again"
             self._receives.fail(receiving, PeerError(text, retryable=True), now)
-        self._receives.prove(receiving, peer.peer_id, "drained")
+        proof = Proof("drained", peer.peer_id, generation=receiving.generation)
+        self._receives.prove(proof)
 
     # -- what the lane says ------------------------------------------------------------------
     def on_commit(self, peer_id: bytes, payload: CommitPayload, now: float) -> None:
@@ -391,21 +388,22 @@ class DecodeMachine:
         self._receives.note_moving(receiving)
 
     def sender_lost(self, peer_id: bytes, error: str, proof: str, now: float) -> None:
-        """Our endpoint to a prefill life reported an error.
+        """The lane has ended our receive side of a prefill life, with an error.
 
-        `proof` is `revoked` on a lane where nothing of that life can land after this, else empty.
+        `proof` is `revoked` where nothing of that life can come over it after this, else empty.
         """
         self.receiver_closed(peer_id, proof)
-        text = f"the lane from the prefill agent broke: {error}"
-        for receiving in list(self.live.values()):
-            if peer_id in receiving.bound:
-                self._receives.fail(receiving, PeerError(text, retryable=True), now)
+        self._fail_bound(peer_id, f"the lane from the prefill agent broke: {error}", now)
+
+    def sender_unwatched(self, peer_id: bytes, error: str, now: float) -> None:
+        """The lane cannot watch a prefill life; its receive side is still there."""
+        self._fail_bound(peer_id, f"the lane cannot watch the prefill agent: {error}", now)
 
     def on_generation_closed(self, peer_id: bytes, generation: int) -> None:
         """Our lane places nothing more of a generation from a prefill life: that is a proof."""
-        receiving = self.live.get(generation)
-        if receiving is not None:
-            self._receives.prove(receiving, peer_id, "revoked")
+        peer = self.peers.get(peer_id)
+        if peer is not None and peer.side is not None:
+            self._receives.prove(Proof("revoked", peer_id, peer.side, generation))
 
     def on_placing_failed(self, peer_id: bytes, generation: int, error: str, now: float) -> None:
         """What came on the lane is not what was planned; nothing of it was placed."""
@@ -417,62 +415,47 @@ class DecodeMachine:
     def receiver_closed(self, peer_id: bytes, proof: str) -> None:
         """Our receive side of a prefill life is no more; what is alive may go on over another.
 
-        `proof` is `revoked` on a lane where nothing of that life can land after this, else empty.
+        `proof` is `revoked` where nothing of that life can come over it after this, else empty. It
+        counts for what was told over this receive side, not for what may come over earlier ones.
         """
-        if peer_id in self.peers:
-            self.peers[peer_id].silence = proof
+        peer = self.peers.get(peer_id)
+        if peer is None or peer.side is None:
+            return
+        side, peer.side = peer.side, None
         if proof:
-            self._receives.prove_all(peer_id, proof)
+            peer.sides.discard(side)
+            self._receives.prove(Proof(proof, peer_id, side))
 
     def announce_to(self, peer_id: bytes) -> None:
         """A prefill life is told our workers, and a receive side if it has none.
 
-        Its writes may land again from here on: what fails later is told behind this `Attach`.
+        Its writes may come over that one from here on: what fails later is told behind this
+        `Attach`, and what has failed was told before it.
         """
-        if peer_id in self.peers:
-            self.peers[peer_id].silence = ""
-            self._receives.effects.append(Announce(peer_id))
+        peer = self.peers.get(peer_id)
+        if peer is None:
+            return
+        if peer.side is None:
+            peer.side = Side(peer_id)
+            peer.sides.add(peer.side)
+            self._receives.open_side(peer.side)
+        self._receives.effects.append(Announce(peer_id))
 
     def sender_dead(self, peer_id: bytes) -> None:
         """The writing process of a prefill life is known to be dead (its pidfd is readable)."""
-        self._receives.prove_all(peer_id, "dead")
+        self._receives.prove(Proof("dead", peer_id))
 
     def sender_silent(self, peer_id: bytes) -> None:
         """A prefill life has ended in order, with all its lanes closed; its process may live on."""
-        self._receives.prove_all(peer_id, "drained")
+        self._receives.prove(Proof("drained", peer_id))
 
     # -- time --------------------------------------------------------------------------------
     def tick(self, now: float) -> None:
-        """Fail what waited past its deadline; show as QUARANTINED what has no proof in time."""
+        """Time has passed: see `Deadlines`."""
         for receiving in list(self.live.values()):
-            unmatched = receiving.state is State.WAITING or (
-                receiving.state is State.MOVING
-                and not all(d.matched for d in receiving.debts.values() if d.plan is not None)
-            )
-            if unmatched and now >= receiving.deadline:
-                self._receives.fail(
-                    receiving, PeerError(self._binding.why_waiting(receiving), retryable=True), now
-                )
-            elif receiving.state is State.FENCING and now >= receiving.drain_deadline:
-                receiving.advance(ReceivingEvent.UNPROVEN)
-                self._receives.show(receiving)
-            elif receiving.state is State.WAITING:
-                self._binding.give_up_silent(receiving, now)
-            elif not unmatched and receiving.state in (State.READY, State.MOVING):
-                self._check_progress(receiving, now)
+            if now >= receiving.check_at:
+                self._deadlines.check(receiving, now)
         self._binding.expire_let_go(now)
-
-    def _check_progress(self, receiving: Receiving, now: float) -> None:
-        """What nobody moves any more ends."""
-        if receiving.moved:
-            receiving.moved, receiving.moved_at = False, now
-        still_s = now - receiving.moved_at
-        if still_s >= limits.NO_PROGRESS_DEADLINE_S:
-            text = (
-                f"room {receiving.room}: no progress for {still_s:.0f} s "
-                f"(NO_PROGRESS_DEADLINE_S): {receiving.why_stuck}"
-            )
-            self._receives.fail(receiving, PeerError(text, retryable=True), now)
 
     # -- inside ------------------------------------------------------------------------------
     def _note_instance(self, addresses: tuple[str, ...]) -> None:
@@ -485,9 +468,9 @@ class DecodeMachine:
             if not peer.gone:
                 self.announce_to(peer.peer_id)
 
+    def _fail_bound(self, peer_id: bytes, text: str, now: float) -> None:
+        for receiving in self._receives.index.of_peer(peer_id):
+            self._receives.fail(receiving, PeerError(text, retryable=True), now)
+
     def _on_link(self, control: str) -> list[Receiving]:
-        return [
-            receiving
-            for receiving in self.live.values()
-            if receiving.error is None and names(receiving.prefill, control)
-        ]
+        return [each for each in self._receives.index.of_link(control) if each.error is None]

@@ -12,7 +12,7 @@ from pdxfer.wire.pages import pack_ids
 
 
 def place_message(receiving: Receiving, key: SourceKey) -> Place:
-    """Where the pages go, for one source worker; that worker's life may write them from now on."""
+    """Where the pages go, for one source worker; `Receives.tell` comes before it."""
     debt, groups = receiving.debts[key], {}
     if debt.plan is not None:
         pages = receiving.pages or {}
@@ -20,7 +20,6 @@ def place_message(receiving: Receiving, key: SourceKey) -> Place:
             debt.plan, receiving.layout, pages, receiving.prefix_tokens, receiving.tokens
         )
         debt.expected_bytes = debt.plan.length_bytes(owed)
-        receiving.told.add(key[0])
         for name, listed in pages.items():
             encoding, ids = pack_ids(listed.ids)
             groups[name] = GroupPages(first_token=listed.first_token, encoding=encoding, ids=ids)

@@ -9,6 +9,8 @@ from pdxfer.errors import (
     ResourceError,
 )
 from pdxfer.protocol.decode.held import HeldPages
+from pdxfer.protocol.decode.index import Index
+from pdxfer.protocol.decode.proofs import Proof, Side
 from pdxfer.protocol.decode.receiving import Receiving
 from pdxfer.protocol.decode.sources import PrefillPeer
 from pdxfer.protocol.effects import CloseGeneration, Effect, Free, Show, Tell
@@ -27,12 +29,15 @@ class Receives:
 
     def __init__(self, peers: dict[bytes, PrefillPeer]) -> None:
         self.peers = peers
-        self.live: dict[int, Receiving] = {}
+        self.index = Index()
+        self.live = self.index.live
         """Generation to receive, from `receive` until it is final."""
-        self.by_slot: dict[tuple[int, int], Receiving] = {}
-        """(worker, board slot) to receive."""
         self.held: dict[int, HeldPages] = {}
         """Worker to its pages that a live generation may write."""
+        self._stuck: dict[int, dict[str, int]] = {}
+        """Worker to the quarantined pages of each group."""
+        self._quarantined: set[int] = set()
+        """Generations counted in it."""
         self.departing: set[int] = set()
         """Workers that went away and whose memory may still be written."""
         self.effects: list[Effect] = []
@@ -74,29 +79,58 @@ class Receives:
             receiving.advance(ReceivingEvent.FAILED_UNTOLD)
             self.finish(receiving)
             return
-        for peer_id in receiving.told:
-            if peer_id in self.peers and self.peers[peer_id].silence:
-                receiving.proofs[peer_id] = self.peers[peer_id].silence
+        for peer_id, sides in receiving.told.items():
+            if not sides:  # each over which it was told has ended since
+                receiving.proofs[peer_id] = "revoked"
         self._close_generation(receiving)
         receiving.advance(ReceivingEvent.FAILED_TOLD)
         receiving.drain_deadline = now + limits.DRAIN_DEADLINE_S
         self.show(receiving)
         self.settle_fence(receiving)
 
-    def prove(self, receiving: Receiving, peer_id: bytes, proof: str) -> None:
-        """Note that a prefill life can write no more of a failed receive."""
-        if receiving.state in ENDING and peer_id in receiving.told:
-            receiving.proofs.setdefault(peer_id, proof)
-            self.settle_fence(receiving)
+    def note_bound(self, receiving: Receiving, peer_id: bytes) -> None:
+        """A prefill life is told that the room is held."""
+        receiving.bound.add(peer_id)
+        self.index.bind(receiving, peer_id)
 
-    def prove_all(self, peer_id: bytes, proof: str) -> None:
-        """A prefill life can write no more of whatever has failed."""
-        for receiving in list(self.live.values()):
-            self.prove(receiving, peer_id, proof)
+    def tell(self, receiving: Receiving, peer_id: bytes) -> None:
+        """A prefill life is told pages, which it may write over every side it has from now on."""
+        peer = self.peers.get(peer_id)
+        sides = peer.sides if peer is not None else set()
+        receiving.told.setdefault(peer_id, set()).update(sides)
+
+    def open_side(self, side: Side) -> None:
+        """What its life was told, and what is not aborted, may be written over this one too."""
+        for receiving in self.index.of_peer(side.peer):
+            if receiving.error is None and side.peer in receiving.told:
+                receiving.told[side.peer].add(side)
+
+    def prove(self, proof: Proof) -> None:
+        """Take a proof for every receive that it covers; those whose senders are all silent end.
+
+        A proof of one receive side counts for what is live too: no write comes over it ever again.
+        Any other says nothing of a receive that goes on.
+        """
+        if proof.generation:
+            found = self.live.get(proof.generation)
+            covered = [found] if found is not None else []
+        else:
+            covered = self.index.of_peer(proof.peer)
+        for receiving in covered:
+            sides = receiving.told.get(proof.peer)
+            if sides is None:
+                continue
+            if proof.side is not None:
+                sides.discard(proof.side)
+            elif receiving.state in ENDING:
+                sides.clear()
+            if receiving.state in ENDING and not sides:
+                receiving.proofs.setdefault(proof.peer, proof.kind)
+                self.settle_fence(receiving)
 
     def fail_worker(self, worker_id: int, error: PdxferError, now: float) -> None:
         """Start the end of all receives of a worker."""
-        for receiving in [r for r in self.live.values() if r.worker == worker_id]:
+        for receiving in self.index.of_worker(worker_id):
             self.fail(receiving, error, now)
 
     def settle_fence(self, receiving: Receiving) -> None:
@@ -112,10 +146,11 @@ class Receives:
         self.show(receiving)
         if receiving.error is None:
             self._close_generation(receiving)
-        self.live.pop(receiving.generation, None)
-        self.by_slot.pop((receiving.worker, receiving.slot), None)
+        self.index.remove(receiving)
+        self._count_quarantined(receiving, -1)
         self.free_departed(receiving.worker)
-        self.forget_gone()
+        for peer_id in receiving.bound:
+            self.forget_gone(peer_id)
 
     def _close_generation(self, receiving: Receiving) -> None:
         """No lane places anything of it any more."""
@@ -128,12 +163,12 @@ class Receives:
         Raises:
             LocalProtocolError: that one is live.
         """
-        for other in self.live.values():
-            if (other.worker, other.room) == (worker_id, room):
-                raise LocalProtocolError(
-                    f"duplicate room {room}: this worker has a live receive of it "
-                    f"({other.state.name}); end that one first"
-                )
+        other = self.index.by_room.get((worker_id, room))
+        if other is not None:
+            raise LocalProtocolError(
+                f"duplicate room {room}: this worker has a live receive of it "
+                f"({other.state.name}); end that one first"
+            )
 
     def check_quarantine(self, worker_id: int) -> None:
         """Refuse new receives of a worker whose pool is quarantined too far.
@@ -141,12 +176,7 @@ class Receives:
         Raises:
             ResourceError: above `QUARANTINED_SHARE_MAX`.
         """
-        stuck: dict[str, int] = {}
-        for receiving in self.live.values():
-            if receiving.worker == worker_id and receiving.state is State.QUARANTINED:
-                for name, listed in (receiving.pages or {}).items():
-                    stuck[name] = stuck.get(name, 0) + len(listed.ids)
-        for name, count in stuck.items():
+        for name, count in self._stuck.get(worker_id, {}).items():
             share = self.held[worker_id].share(name, count)
             if share > limits.QUARANTINED_SHARE_MAX:
                 raise ResourceError(
@@ -157,18 +187,32 @@ class Receives:
                     fields={"quarantined_pages": str(count)},
                 )
 
-    def forget_gone(self) -> None:
-        """Drop lost prefill lives that no live receive is bound to."""
-        for peer_id, peer in list(self.peers.items()):
-            if peer.gone and not any(peer_id in r.bound for r in self.live.values()):
-                del self.peers[peer_id]
+    def note_quarantined(self, receiving: Receiving) -> None:
+        """Its pages are out of use until a proof comes."""
+        self._quarantined.add(receiving.generation)
+        self._count_quarantined(receiving, 1)
+
+    def _count_quarantined(self, receiving: Receiving, sign: int) -> None:
+        if receiving.generation not in self._quarantined:
+            return
+        if sign < 0:
+            self._quarantined.discard(receiving.generation)
+        counts = self._stuck.setdefault(receiving.worker, {})
+        for name, listed in (receiving.pages or {}).items():
+            counts[name] = counts.get(name, 0) + sign * len(listed.ids)
+
+    def forget_gone(self, peer_id: bytes) -> None:
+        """Drop a lost prefill life that no live receive is bound to."""
+        peer = self.peers.get(peer_id)
+        if peer is not None and peer.gone and not self.index.of_peer(peer_id):
+            del self.peers[peer_id]
 
     def free_departed(self, worker_id: int) -> None:
         """Give up the memory of a departed worker after its last receive."""
-        alive = any(receiving.worker == worker_id for receiving in self.live.values())
-        if worker_id in self.departing and not alive:
+        if worker_id in self.departing and not self.index.of_worker(worker_id):
             self.departing.discard(worker_id)
             self.held.pop(worker_id, None)
+            self._stuck.pop(worker_id, None)
             self.effects.append(Free(worker_id))
 
     def show(self, receiving: Receiving) -> None:

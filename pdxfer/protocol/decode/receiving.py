@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from pdxfer.errors import PdxferError
 from pdxfer.layout import KVLayout, Pages, Plan
+from pdxfer.protocol.decode.proofs import Side
 from pdxfer.protocol.state import State
 from pdxfer.protocol.tables import ReceivingEvent, advance_receiving
 
@@ -53,13 +54,16 @@ class Receiving:
     tokens: int = 0
     prefix_tokens: int = 0
     error: PdxferError | None = None
-    told: set[bytes] = field(default_factory=set)
-    """Prefill lives that know pages of this generation and may write them."""
+    told: dict[bytes, set[Side]] = field(default_factory=dict)
+    """Prefill lives that know pages of this generation, and the receive sides over which they may
+    still write them."""
     bound: set[bytes] = field(default_factory=set)
     """Prefill lives that know the room is held."""
     proofs: dict[bytes, str] = field(default_factory=dict)
     """Prefill life to the proof that it can write no more: drained, revoked, dead."""
     drain_deadline: float = 0.0
+    check_at: float = 0.0
+    """When its deadlines are looked at next; at once when its state has changed."""
     moved: bool = True
     """There was a sign since the last tick that bytes of it move."""
     moved_at: float = 0.0
@@ -71,7 +75,7 @@ class Receiving:
     def advance(self, event: ReceivingEvent) -> None:
         """Take an event; the table decides."""
         self.state = advance_receiving(self.state, event)
-        self.moved = True
+        self.moved, self.check_at = True, 0.0
 
     def note_progress(self, peer: bytes, bytes_done: int) -> None:
         """A prefill life says how far it is; only bytes that are owed and new are a sign."""
@@ -90,7 +94,7 @@ class Receiving:
     @property
     def unproven(self) -> set[bytes]:
         """Prefill lives that may still write."""
-        return self.told - self.proofs.keys()
+        return self.told.keys() - self.proofs.keys()
 
     @property
     def fence(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pdxfer.errors import LayoutMismatchError, PdxferError, from_wire
+from pdxfer.protocol.decode.proofs import Side
 from pdxfer.protocol.decode.receiving import SourceKey
 from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
 from pdxfer.wire.address import split_instance
@@ -24,8 +25,10 @@ class PrefillPeer:
     gone: bool = False
     lane: str = ""
     watched: bool = False
-    silence: str = ""
-    """The proof that nothing of this life can land until its lane is attached anew; empty: none."""
+    side: Side | None = None
+    """The receive side that it may open paths to; None until its lane is attached (anew)."""
+    sides: set[Side] = field(default_factory=set)
+    """Those of this session over which a write of it may still come, the present one with them."""
     revision: int = 0
     """Of our `Attach` that its last `Accept` answers."""
     workers: dict[int, Worker] = field(default_factory=dict)
@@ -47,6 +50,8 @@ class PrefillPeer:
             for r in message.rejects
         }
         self.revision, self.lane = message.revision, message.lane
+        if self.side is not None:
+            self.side.lane = message.lane
 
 
 @dataclass(slots=True)
