@@ -32,6 +32,7 @@ from pdxfer.local.messages import (
     Refused,
     ReleaseSlot,
     SendChunk,
+    Together,
     TransferStatus,
     WorkerHello,
 )
@@ -228,7 +229,12 @@ class Agent(ABC):
         _LOG.debug("worker_connected", extra={"fields": {"pid": conn.pid}})
 
     def on_message(self, conn: Connection, message: FromWorker, fds: list[int]) -> None:
-        """Answer a worker's request; whatever is wrong with it ends in a `Refused`."""
+        """Answer a worker's requests; whatever is wrong with one ends in a `Refused`."""
+        for each in message.messages if isinstance(message, Together) else [message]:
+            self._answer(conn, each, fds)
+        self.pump()
+
+    def _answer(self, conn: Connection, message: FromWorker, fds: list[int]) -> None:
         try:
             self._on_worker_message(conn, message, fds)
         except PdxferError as error:
@@ -239,7 +245,6 @@ class Agent(ABC):
                 "request_refused",
                 extra={"fields": {"pid": conn.pid, "request": type(message).__name__, **told}},
             )
-        self.pump()
 
     def _end_refused(self, conn: Connection, message: FromWorker, reason: str) -> None:
         """What is left of a transfer whose opening, chunk or pages were refused fails."""

@@ -21,7 +21,7 @@ from pdxfer.errors import (
     PeerError,
 )
 from pdxfer.fabric.base import Fabric, FabricEvent, SenderLost
-from pdxfer.layout import Pages
+from pdxfer.layout import Pages, PlanSummary
 from pdxfer.local.messages import (
     AbortTransfer,
     Connected,
@@ -32,11 +32,12 @@ from pdxfer.local.messages import (
     Places,
     Refused,
     TransferStatus,
+    Verdict,
 )
 from pdxfer.protocol.decode.machine import DecodeMachine
 from pdxfer.protocol.effects import Effect
 from pdxfer.protocol.state import FINAL
-from pdxfer.protocol.workers import Worker
+from pdxfer.protocol.workers import Worker, rank_info
 from pdxfer.wire.messages import (
     Accept,
     Hello,
@@ -190,7 +191,7 @@ class DecodeAgent(Agent):
         """Answer every pending `connect` whose verdict is known or whose time is over."""
         waiting, self._connecting = self._connecting, []
         for pending in waiting:
-            port, worker = pending.port, pending.port.worker
+            worker = pending.port.worker
             if worker is None or worker.worker_id not in self.machine.workers:
                 continue
             try:
@@ -198,12 +199,32 @@ class DecodeAgent(Agent):
                 if isinstance(found, str) and self.now() >= pending.deadline:
                     raise PeerError(f"connect timed out: {found}", retryable=True)
             except PdxferError as error:
-                port.connection.send(Refused(request=pending.request, **error.to_wire()))
+                self._tell_connected(pending, None, error)
                 continue
             if isinstance(found, str):
                 self._connecting.append(pending)
                 continue
-            port.connection.send(Connected(request=pending.request, summary=found))
+            self._tell_connected(pending, found, None)
+
+    def _tell_connected(
+        self, pending: _Connecting, summary: dict[str, object] | None, error: PdxferError | None
+    ) -> None:
+        """The verdict of a `connect`, with one of each pair as far as they are known."""
+        worker = pending.port.attached
+        pairs = self.machine.pair_verdicts(worker.worker_id, pending.prefill)
+        pending.port.connection.send(
+            Connected(
+                request=pending.request,
+                summary=summary,
+                error=None if error is None else Refused(**error.to_wire()),
+                verdicts=[
+                    Verdict(rank=rank_info(rank), summary=found.to_wire())
+                    if isinstance(found, PlanSummary)
+                    else Verdict(rank=rank_info(rank), error=Refused(**found.to_wire()))
+                    for rank, found in pairs.items()
+                ],
+            )
+        )
 
     # -- links -------------------------------------------------------------------------------
     def _make_link(self, control: str) -> ControlLink:

@@ -6,7 +6,7 @@ import os
 
 from pdxfer import limits
 from pdxfer.errors import ConfigError, LocalProtocolError
-from pdxfer.layout import KVLayout, Pages, Rank
+from pdxfer.layout import KVLayout, Pages
 from pdxfer.local.board import BoardWriter
 from pdxfer.local.messages import (
     AttachWorker,
@@ -21,7 +21,7 @@ from pdxfer.local.server import Connection
 from pdxfer.memory import MemoryRange, SharedMemory, map_sealed
 from pdxfer.protocol.effects import Show
 from pdxfer.protocol.state import FINAL, State
-from pdxfer.protocol.workers import Worker
+from pdxfer.protocol.workers import Worker, rank_of
 from pdxfer.wire.messages import GroupPages, RegionInfo
 from pdxfer.wire.pages import unpack_ids
 
@@ -92,18 +92,10 @@ class WorkerPort:
                 self._range(message, index, region.length_bytes, fds, ends)
                 for index, region in enumerate(layout.regions)
             )
-            rank = message.rank
             self.worker = Worker(
                 worker_id=worker_id,
                 instance=message.instance,
-                rank=Rank(
-                    tp=rank.tp,
-                    tp_size=rank.tp_size,
-                    pp=rank.pp,
-                    pp_size=rank.pp_size,
-                    cp=rank.cp,
-                    cp_size=rank.cp_size,
-                ),
+                rank=rank_of(message.rank),
                 layout=layout,
                 relayout=message.relayout or layout.relayout,
                 ignore_parts=tuple(message.ignore_parts),

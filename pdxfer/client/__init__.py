@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pdxfer.client.cache import Cache, EmbeddedAgent
 from pdxfer.client.client import Client
-from pdxfer.client.decode import DecodeClient, Receiving
+from pdxfer.client.decode import Connecting, DecodeClient, Receiving
 from pdxfer.client.prefill import PrefillClient, Sending
 from pdxfer.client.record import Commit
 from pdxfer.client.transfer import Transfer
@@ -19,12 +19,13 @@ from pdxfer.protocol.state import State
 
 if TYPE_CHECKING:
     from pdxfer.client.async_client import AsyncClient
-    from pdxfer.client.async_decode import AsyncDecodeClient, AsyncReceiving
+    from pdxfer.client.async_decode import AsyncConnecting, AsyncDecodeClient, AsyncReceiving
     from pdxfer.client.async_prefill import AsyncPrefillClient, AsyncSending
     from pdxfer.client.async_transfer import AsyncTransfer
 
 __all__ = [
     "AsyncClient",
+    "AsyncConnecting",
     "AsyncDecodeClient",
     "AsyncPrefillClient",
     "AsyncReceiving",
@@ -33,6 +34,7 @@ __all__ = [
     "Cache",
     "Client",
     "Commit",
+    "Connecting",
     "DecodeClient",
     "EmbeddedAgent",
     "Pages",
@@ -47,6 +49,7 @@ __all__ = [
 
 _ASYNC = {
     "AsyncClient": "async_client",
+    "AsyncConnecting": "async_decode",
     "AsyncDecodeClient": "async_decode",
     "AsyncPrefillClient": "async_prefill",
     "AsyncReceiving": "async_decode",

@@ -111,11 +111,11 @@ def check_count(name: str, value: int, least: int) -> int:
     return number
 
 
-def check_last(last: bool) -> bool:
+def check_flag(name: str, value: bool) -> bool:
     """The value. Raises: ConfigError unless it is True or False."""
-    if not isinstance(last, bool):
-        raise ConfigError(f"last={shown(last)}: must be True or False")
-    return last
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={shown(value)}: must be True or False")
+    return value
 
 
 def check_seconds(name: str, value: float) -> float:
@@ -129,13 +129,13 @@ def check_seconds(name: str, value: float) -> float:
     return float(value)
 
 
-def check_patience(timeout_s: float) -> None:
+def check_patience(timeout_s: float, name: str = "timeout_s") -> None:
     """Raises: ConfigError unless it is a number of seconds; 0 and less do not wait at all."""
     given: object = timeout_s
     is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
     if not is_number or math.isnan(timeout_s) or timeout_s >= _SECONDS_END:
         raise ConfigError(
-            f"timeout_s={shown(given)}: must be a number of seconds, less than {_SECONDS_END:g}"
+            f"{name}={shown(given)}: must be a number of seconds, less than {_SECONDS_END:g}"
         )
 
 

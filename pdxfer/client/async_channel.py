@@ -85,6 +85,22 @@ class AsyncChannel(Line):
             await self._woken(done, remaining_s, bell)
         return True
 
+    def gather(self) -> None:
+        """What is posted from here on, by any task, waits for `let_go`."""
+        self._gathering += 1
+
+    def let_go(self) -> None:
+        """Post what was gathered."""
+        self._gathering -= 1
+        if not self._gathering:
+            self._pack()
+            self.push()
+
+    def push(self) -> None:
+        """Give the kernel what it has not taken yet; the loop goes on with the rest."""
+        if self.failure is None and not self._writing:
+            self._on_writable()
+
     async def _woken(self, done: Callable[[], bool], remaining_s: float, bell: Bell) -> None:
         future = self._loop.create_future()
 
@@ -124,11 +140,9 @@ class AsyncChannel(Line):
             self._eventfd = -1
 
     # -- events --------------------------------------------------------------------------------
-    def _queue(self, frame: bytes, fds: Sequence[int]) -> None:
-        self._outbox.append(frame, fds)
-        self._posted_bytes += len(frame)
-        if not self._writing:
-            self._on_writable()
+    def _queue(self, body: bytes, fds: Sequence[int]) -> None:
+        if self._take(body, fds):
+            self.push()
 
     def _on_readable(self) -> None:
         try:

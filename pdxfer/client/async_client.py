@@ -9,6 +9,7 @@ from pdxfer import limits
 from pdxfer.client.async_channel import AsyncChannel
 from pdxfer.client.async_transfer import AsyncTransfer
 from pdxfer.client.book import Book
+from pdxfer.client.waiting import awaited
 from pdxfer.errors import LocalProtocolError
 from pdxfer.layout import Rank
 
@@ -74,6 +75,8 @@ class AsyncClient(Book[T], Generic[T]):
         await self._attach_to_agent()
         self._attached = True
         return self
+
+    drain = awaited(Book._drain)
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.close()

@@ -6,6 +6,7 @@ What may have to wait is a coroutine here; `Client` and `AsyncClient` are its tw
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -16,6 +17,8 @@ import msgspec
 from pdxfer import limits
 from pdxfer.client.arguments import (
     check_cache,
+    check_flag,
+    check_patience,
     check_seconds,
     check_worker,
     socket_path_of,
@@ -23,9 +26,10 @@ from pdxfer.client.arguments import (
 from pdxfer.client.cache import Cache, EmbeddedAgent, describe_memory, hold_cache, release_cache
 from pdxfer.client.line import Line, from_wire_refused
 from pdxfer.client.record import TransferRecord
-from pdxfer.client.requests import check_hello, hello_message, rank_info
+from pdxfer.client.requests import check_hello, hello_message
 from pdxfer.client.slots import Slots
-from pdxfer.errors import LocalProtocolError
+from pdxfer.client.waiting import Bell
+from pdxfer.errors import DaemonUnavailableError, LocalProtocolError
 from pdxfer.layout import Rank
 from pdxfer.local import process
 from pdxfer.local.board import BoardReader
@@ -41,9 +45,10 @@ from pdxfer.local.messages import (
     ReleaseSlot,
 )
 from pdxfer.protocol.state import FINAL, State
+from pdxfer.protocol.workers import rank_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 R = TypeVar("R", bound=TransferRecord)
 Opening = OpenSend | OpenReceive
@@ -104,6 +109,8 @@ class Book(Generic[R]):
         self.timeout_s = check_seconds("timeout_s", timeout_s)
         self.cache = cache
         self.layout = cache.layout
+        self.rank = rank
+        """Of this worker in its instance."""
         self.instance = instance
         """Name of the model instance this worker is a rank of."""
         self.channel = self._make_channel(self._socket_path)
@@ -115,6 +122,8 @@ class Book(Generic[R]):
         self._live: dict[int, R] = {}
         """By slot: transfers whose slot the agent has not got back."""
         self._by_request: dict[int, R] = {}
+        self._changed = Bell()
+        """Where those wait who wait for all transfers."""
         self._ended: deque[R] = deque(maxlen=limits.FINISHED_KEPT_MAX)
         self._closed = False
         self._hello: AgentHello | None = None
@@ -142,22 +151,47 @@ class Book(Generic[R]):
         return self._hello
 
     def finished(self) -> list[R]:
-        """Transfers that became final or quarantined since the last call, each once.
+        """Transfers of which something is to be known since the last call.
 
-        A quarantined one is listed again when it becomes FAILED. Reads the board only: no system
-        call while nothing has changed on it, so that it can be called each step. It does not see
-        the agent's death; every other call does, and `check_agent`.
+        Each is listed once when its pages are the worker's again: at prefill SENT (or COMMITTED or
+        FAILED without it), at decode COMMITTED or FAILED. One that FAILS after SENT is listed again
+        with `returned_before`: its pages were told back then. A quarantined one is listed, and
+        again when it becomes FAILED; so is one whose agent has died.
+
+        Reads the board only: no system call while nothing has changed on it, so that it can be
+        called each step. It sees the agent's death there too.
 
         Cost: one memory read per live transfer. At most `limits.FINISHED_KEPT_MAX` are kept.
         """
         self.channel.check_home()
+        if not self.channel.drained():
+            self.channel.push()
         self._settle_changed()
         if not self._ended:
             return []
         with self._lock:
             listed = list(self._ended)
             self._ended.clear()
+            for transfer in listed:
+                transfer.tell()
         return listed
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """All calls inside travel as one message at its end, with what other threads ask meanwhile.
+
+        `open`, `send` and `receive` do not wait inside, whatever their `wait`: each returns its
+        transfer at once, and a refusal is that transfer's error. What was asked for travels also
+        when the block raises.
+        """
+        self.channel.check()
+        self.channel.gather()
+        self.channel.together += 1
+        try:
+            yield
+        finally:
+            self.channel.together -= 1
+            self.channel.let_go()
 
     @property
     def given_up(self) -> frozenset[int]:
@@ -207,6 +241,7 @@ class Book(Generic[R]):
             if held is not None and held is transfer:
                 self._settle(held)
         transfer.bell.ring()
+        self._changed.ring()
 
     def post_abort(self, transfer: TransferRecord, reason: str) -> None:
         """Tell the agent; silently nothing when it is gone.
@@ -260,13 +295,16 @@ class Book(Generic[R]):
         suffix = f"#{self.instance}" if self.instance else ""
         return tuple(address + suffix for address in self.hello.addresses)
 
-    async def _open_transfer(self, message: Opening, tag: object) -> R:
-        """Ask for a transfer, and wait until the agent has taken it.
+    async def _open_transfer(self, message: Opening, tag: object, *, wait: bool) -> R:
+        """Ask for a transfer, and with `wait` also wait until the agent has taken it.
 
         When cancelled, or too late, the transfer is aborted, and its slot given back when it has
         ended.
         """
+        wait = check_flag("wait", wait)
         transfer = self._ask(message, tag)
+        if not wait or self.channel.together:
+            return transfer
         in_time = False
         try:
             in_time = await self.channel.until(transfer.answered, self.timeout_s, transfer.bell)
@@ -280,9 +318,31 @@ class Book(Generic[R]):
             raise from_wire_refused(transfer.refusal)
         return transfer
 
+    async def _drain(self, drain_s: float) -> bool:
+        """Wait, at most for `drain_s`, until every live transfer is final; whether all are.
+
+        An agent that is gone ends the wait: False, unless all were final before.
+        """
+        check_patience(drain_s, "drain_s")
+        self._settle_changed()
+        try:
+            return await self.channel.until(self._all_final, drain_s, self._changed)
+        except DaemonUnavailableError:
+            return self._all_final()
+
     # -- inside --------------------------------------------------------------------------------
+    def _all_final(self) -> bool:
+        return all(each.poll() in FINAL for each in list(self._live.values()))
+
     def _ask(self, message: Opening, tag: object) -> R:
         self.channel.check()
+        self.channel.gather()  # slots given back travel with it, in one write
+        try:
+            return self._ask_now(message, tag)
+        finally:
+            self.channel.let_go()
+
+    def _ask_now(self, message: Opening, tag: object) -> R:
         self._settle_changed()
         with self._lock:
             slot, sequence = self._slots.take()
@@ -343,8 +403,9 @@ class Book(Generic[R]):
             if told:
                 transfer.final = state
                 self._release(transfer)
-                self._list(transfer)
-        elif state is not State.QUARANTINED:
+                if state is State.FAILED or not transfer.told_back:
+                    self._list(transfer)
+        elif state is not State.QUARANTINED and state not in transfer.returned:
             transfer.settled_word = word
         elif told:
             transfer.settled_word = word
@@ -358,13 +419,15 @@ class Book(Generic[R]):
         self._slots.give_back(transfer.slot)
 
     def _list(self, transfer: R) -> None:
-        if not transfer.unwanted:
+        if not transfer.unwanted and not transfer.to_be_told:
+            transfer.to_be_told = True
             self._ended.append(transfer)
 
     def _wake_all(self) -> None:
         """The connection is unusable: nothing more will come for anybody."""
         for transfer in list(self._live.values()):
             transfer.bell.ring(everybody=True)
+        self._changed.ring(everybody=True)
 
 
 _GIVEN_UP: Final = "the worker stopped waiting for the answer"

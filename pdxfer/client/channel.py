@@ -153,11 +153,31 @@ class Channel(Line):
             readable = bool(events & (select.POLLIN | _HANG_UP))
         return readable
 
-    def _queue(self, frame: bytes, fds: Sequence[int]) -> None:
+    def gather(self) -> None:
+        """What is posted from here on, by any thread, waits for `let_go`."""
         with self._out_lock:
-            self._outbox.append(frame, fds)
-            self._posted_bytes += len(frame)
+            self._gathering += 1
+
+    def let_go(self) -> None:
+        """Post what was gathered."""
+        with self._out_lock:
+            self._gathering -= 1
+            if not self._gathering:
+                self._pack()
+        self.push()
+
+    def push(self) -> None:
+        """Give the kernel what it has not taken yet, as far as it takes it now."""
+        if self.failure is not None:
+            return
+        with self._out_lock:
             pending = not self._flush()
+        if pending:
+            self._wake_leader()
+
+    def _queue(self, body: bytes, fds: Sequence[int]) -> None:
+        with self._out_lock:
+            pending = self._take(body, fds) and not self._flush()
         if pending:
             self._wake_leader()
 

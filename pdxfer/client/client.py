@@ -25,6 +25,22 @@ class Client(Book[T], Generic[T]):
     def _begin(self) -> None:
         run(self._attach_to_agent())
 
+    def close(self, drain_s: float | None = None) -> None:
+        """Detach. Live transfers are aborted by the agent; their last states stay readable.
+
+        Args:
+            drain_s: how long to wait first until every transfer is final; None: not at all, this
+                never blocks then.
+
+        Idempotent. Whoever waits gets a `DaemonUnavailableError`. In a fork of the process that
+        made the client, nothing of the parent's is touched.
+
+        Raises: ConfigError: a `drain_s` that is no number of seconds; the client is still open.
+        """
+        if drain_s is not None and self.channel.failure is None:
+            run(self._drain(drain_s))
+        super().close()
+
     def __enter__(self) -> Self:
         return self
 

@@ -8,17 +8,29 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from pdxfer import limits
 from pdxfer.client.waiting import Bell
-from pdxfer.errors import ConfigError, DaemonUnavailableError, PdxferError, from_wire
+from pdxfer.errors import (
+    ConfigError,
+    DaemonUnavailableError,
+    LocalProtocolError,
+    PdxferError,
+    from_wire,
+)
 from pdxfer.local import process
-from pdxfer.local.connection import Inbox, Outbox, encode
-from pdxfer.local.messages import FromAgent, LocalMessage, Refused
+from pdxfer.local.connection import Inbox, Outbox, encode, encode_body, framed
+from pdxfer.local.messages import FromAgent, LocalMessage, Refused, Together
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
+
+
+_TOGETHER_BYTES_MAX: Final = limits.LOCAL_MESSAGE_BYTES_MAX - 1024
 
 
 @dataclass(slots=True)
@@ -51,6 +63,12 @@ class Line:
         self._inbox: Inbox[FromAgent] = Inbox(FromAgent)
         self._outbox = Outbox()
         self._posted_bytes = 0
+        self._gathering = 0
+        """How many `gather` are open."""
+        self.together = 0
+        """How many of them are a caller's, who must not wait inside."""
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
         self._sent = Bell()
         self._eventfd = -1
         self._ids = itertools.count(1)
@@ -82,7 +100,27 @@ class Line:
         Raises: DaemonUnavailableError; ResourceError when the message is too large.
         """
         self.check()
-        self._queue(encode(message, len(fds)), fds)
+        self._queue(encode_body(message, len(fds)), fds)
+
+    def check_not_gathering(self) -> None:
+        """Raise LocalProtocolError where an answer would be waited for that nobody asks for yet."""
+        if self.together:
+            raise LocalProtocolError(
+                "inside together() nothing is sent before its end, so nothing can be waited for: "
+                "ask with wait=False, or outside"
+            )
+
+    def gather(self) -> None:
+        """What is posted from here on waits for `let_go`, and travels as one message."""
+        raise NotImplementedError
+
+    def let_go(self) -> None:
+        """Post what was gathered."""
+        raise NotImplementedError
+
+    def push(self) -> None:
+        """Give the kernel what it has not taken yet, as far as it takes it now."""
+        raise NotImplementedError
 
     async def connect(self, timeout_s: float) -> None:
         """Connect; once.
@@ -121,10 +159,10 @@ class Line:
         Raises: the error the agent answers with; DaemonUnavailableError when it is gone, or silent
             for `timeout_s`.
         """
-        self._answers[message.request] = answer = Answer()
+        self.check_not_gathering()
+        answer = self.ask(message, fds)
         taken = False
         try:
-            self.post(message, fds)
             if not await self.until(lambda: answer.message is not None, timeout_s, answer.bell):
                 raise self.unanswered(message, timeout_s)
             taken = True
@@ -136,6 +174,23 @@ class Line:
         if isinstance(answer.message, Refused):
             raise from_wire_refused(answer.message)
         return answer.message, answer.fds
+
+    def ask(self, message: LocalMessage, fds: Sequence[int] = ()) -> Answer:
+        """Send a message that has a request number; its answer will be found in what is returned.
+
+        Raises: DaemonUnavailableError; ResourceError when the message is too large.
+        """
+        self._answers[message.request] = answer = Answer()
+        try:
+            self.post(message, fds)
+        except BaseException:
+            del self._answers[message.request]
+            raise
+        return answer
+
+    def forget(self, message: LocalMessage) -> None:
+        """Nobody looks for the answer to a message any more."""
+        self._answers.pop(message.request, None)
 
     def watch(self, eventfd: int) -> None:
         """Take over the board's eventfd: a change of the board wakes whoever waits here."""
@@ -162,9 +217,31 @@ class Line:
         )
 
     # -- for those who derive ------------------------------------------------------------------
-    def _queue(self, frame: bytes, fds: Sequence[int]) -> None:
-        """Queue a frame and give the kernel what it takes now."""
+    def _queue(self, body: bytes, fds: Sequence[int]) -> None:
+        """Queue what a frame carries and give the kernel what it takes now."""
         raise NotImplementedError
+
+    def _take(self, body: bytes, fds: Sequence[int]) -> bool:
+        """Put a body into the outbox; False where it is gathered instead."""
+        if self._gathering and not fds:
+            if self._gathered_bytes + len(body) > _TOGETHER_BYTES_MAX:
+                self._pack()
+            self._gathered.append(body)
+            self._gathered_bytes += len(body)
+            return False
+        frame = framed(body, len(fds))
+        self._outbox.append(frame, fds)
+        self._posted_bytes += len(frame)
+        return True
+
+    def _pack(self) -> None:
+        """Put what was gathered into the outbox, as one message."""
+        bodies, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if not bodies:
+            return
+        frame = framed(bodies[0]) if len(bodies) == 1 else encode(together(bodies))
+        self._outbox.append(frame)
+        self._posted_bytes += len(frame)
 
     def _read(self) -> None:
         """Read and hand out all that is there.
@@ -258,6 +335,12 @@ def from_wire_refused(refused: Refused) -> PdxferError:
             "fields": refused.fields,
         }
     )
+
+
+def together(bodies: Sequence[bytes]) -> Together:
+    """One message of several that are encoded already."""
+    raw: list[Any] = [msgspec.Raw(body) for body in bodies]
+    return Together(messages=raw)
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from pdxfer import limits
+from pdxfer.client.arguments import check_flag
 from pdxfer.client.book import Book
+from pdxfer.client.connecting import ConnectingRecord
 from pdxfer.client.record import Owner, TransferRecord
 from pdxfer.client.requests import (
     connect_message,
-    connected_summary,
     places_of,
     receive_message,
 )
@@ -18,11 +18,12 @@ from pdxfer.local.messages import PlacePages
 from pdxfer.protocol.state import RETURNED_AT_DECODE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pdxfer.layout import PlanSummary
     from pdxfer.local.messages import OpenReceive
 
+C = TypeVar("C", bound=ConnectingRecord)
 R = TypeVar("R", bound="ReceivingRecord")
 
 
@@ -79,31 +80,20 @@ class DecodeBook(Book[R], Generic[R]):
 
     role = "decode"
 
-    async def _connect(
-        self, prefill: str | Sequence[str], timeout_s: float = limits.CONNECT_TIMEOUT_S
-    ) -> PlanSummary:
-        """Join the agents and compare layouts before any request; optional.
-
-        Args:
-            prefill: address of the prefill agent, or of each one that has ranks of the instance.
-            timeout_s: how long the prefill side may take to be there whole.
-
-        Returns: how requests will be moved.
-
-        Raises:
-            LayoutMismatchError: the caches cannot be joined; names each field and both values.
-            PeerError: no such agent, or not all its ranks, within `timeout_s`.
-            DaemonUnavailableError: the own agent is gone or does not answer.
-        Cancelling the task of an async client changes nothing: the agents go on joining.
-        """
+    def _connecting(
+        self, prefill: str | Sequence[str], timeout_s: float, kind: Callable[..., C], *, wait: bool
+    ) -> C:
+        """Ask for a comparison of layouts."""
+        if check_flag("wait", wait):
+            self.channel.check_not_gathering()
         message = connect_message(self.channel.new_request(), prefill, timeout_s)
-        # The agent keeps timeout_s itself, and says at its end what is missing.
-        answer, _ = await self.channel.request(
-            message, timeout_s=message.timeout_s + self.timeout_s
-        )
-        return connected_summary(answer)
+        return kind(self.channel, message, self.rank)
 
-    async def _receive(
+    async def _joined(self, connecting: ConnectingRecord) -> PlanSummary:
+        """Wait for its verdict, for as long as the agent may take to know it."""
+        return await connecting.outcome(self.timeout_s)
+
+    async def _receive(  # noqa: PLR0913 the surface
         self,
         room: int,
         prefill: str | Sequence[str],
@@ -112,6 +102,9 @@ class DecodeBook(Book[R], Generic[R]):
         tokens: int | None = None,
         prefix_tokens: int = 0,
         deadline_s: float | None = None,
+        unreachable_s: float | None = None,
+        must_exist: bool = False,
+        wait: bool = True,
         tag: object = None,
     ) -> R:
         """Bind a room to this worker, before or after prefill sends.
@@ -123,6 +116,12 @@ class DecodeBook(Book[R], Generic[R]):
             tokens: of the whole request; None: to the end of the last page.
             prefix_tokens: tokens that are in the pool already.
             deadline_s: how long the other side may stay away; None: `limits.UNMATCHED_DEADLINE_S`.
+            unreachable_s: how long an address may be without an answer; then the receive fails, and
+                a retry is worth it. None: until the deadline.
+            must_exist: fail, with an error that is worth a retry, where a prefill agent that
+                answers has no live send of the room.
+            wait: False: return at once. Nothing waits for the agent then; a refusal is the error of
+                the transfer that is returned, which is FAILED.
             tag: kept at the transfer's `tag`, for the caller alone.
 
         Raises:
@@ -144,5 +143,7 @@ class DecodeBook(Book[R], Generic[R]):
             tokens=tokens,
             prefix_tokens=prefix_tokens,
             deadline_s=deadline_s,
+            unreachable_s=unreachable_s,
+            must_exist=must_exist,
         )
-        return await self._open_transfer(message, tag)
+        return await self._open_transfer(message, tag, wait=wait)

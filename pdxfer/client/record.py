@@ -121,6 +121,13 @@ class TransferRecord:
         client aborts the transfer then."""
         self.settled_word = 0
         """The board's word that the client has dealt with."""
+        self.returned_before = False
+        """Whether `finished` has listed it with its pages returned, and lists it now because it has
+        failed since: its pages were told back then, and are not to be taken back again."""
+        self.told_back = False
+        """Whether `finished` has listed it with its pages returned."""
+        self.to_be_told = False
+        """Whether the next `finished` lists it."""
         self.unwanted = False
         """Whether whoever asked for it has given up, or was refused: nobody knows of it."""
         self._client = client
@@ -173,6 +180,12 @@ class TransferRecord:
         self._heard.add(outcome.state)
         if outcome.prefix_tokens is not None:
             self._prefix_tokens = outcome.prefix_tokens
+
+    def tell(self) -> None:
+        """`finished` lists it now."""
+        self.to_be_told = False
+        self.returned_before = self.told_back
+        self.told_back = self.told_back or self.pages_returned
 
     def refuse(self, refusal: Refused) -> bool:
         """Note why the agent did not take the opening, a chunk or the pages; the first counts.

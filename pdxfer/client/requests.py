@@ -11,7 +11,7 @@ from pdxfer.client.arguments import (
     check_addresses,
     check_aux,
     check_count,
-    check_last,
+    check_flag,
     check_room,
     check_seconds,
 )
@@ -25,11 +25,9 @@ from pdxfer.client.pages import (
     token_groups,
 )
 from pdxfer.errors import ConfigError, RemoteProtocolError
-from pdxfer.layout import PlanSummary
 from pdxfer.local.messages import (
     AgentHello,
     Chunk,
-    Connected,
     ConnectPeer,
     FromAgent,
     OpenReceive,
@@ -37,12 +35,11 @@ from pdxfer.local.messages import (
     Places,
     WorkerHello,
 )
-from pdxfer.wire.messages import RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pdxfer.layout import KVLayout, Rank
+    from pdxfer.layout import KVLayout
 
 
 def hello_message(request: int, role: str) -> WorkerHello:
@@ -66,18 +63,6 @@ def check_hello(answer: FromAgent, fds: Sequence[int], role: str, socket_path: s
             f"{socket_path} a {answer.role} agent of {answer.version}: both must be the same"
         )
     return answer
-
-
-def rank_info(rank: Rank) -> RankInfo:
-    """As it travels."""
-    return RankInfo(
-        tp=rank.tp,
-        tp_size=rank.tp_size,
-        pp=rank.pp,
-        pp_size=rank.pp_size,
-        cp=rank.cp,
-        cp_size=rank.cp_size,
-    )
 
 
 def open_message(
@@ -111,7 +96,7 @@ def chunk_of(
 
     Raises: ConfigError naming the argument that is wrong.
     """
-    carried = check_aux(aux, last=check_last(last))
+    carried = check_aux(aux, last=check_flag("last", last))
     if tokens is not None:
         tokens = check_count("tokens", tokens, 1)
     groups = normalise(layout, pages, {})
@@ -132,13 +117,6 @@ def connect_message(request: int, prefill: str | Sequence[str], timeout_s: float
     return ConnectPeer(request=request, prefill=check_addresses(prefill), timeout_s=timeout_s)
 
 
-def connected_summary(answer: FromAgent) -> PlanSummary:
-    """What the agent answered to `ConnectPeer`."""
-    if not isinstance(answer, Connected):
-        raise RemoteProtocolError(f"the agent answered ConnectPeer with {type(answer).__name__}")
-    return PlanSummary.from_wire(answer.summary)
-
-
 def receive_message(  # noqa: PLR0913 the surface of `receive`
     request: int,
     layout: KVLayout,
@@ -149,6 +127,8 @@ def receive_message(  # noqa: PLR0913 the surface of `receive`
     tokens: int | None,
     prefix_tokens: int,
     deadline_s: float | None,
+    unreachable_s: float | None,
+    must_exist: bool,
 ) -> OpenReceive:
     """Without its board slot, which is chosen last.
 
@@ -167,6 +147,10 @@ def receive_message(  # noqa: PLR0913 the surface of `receive`
         room=room,
         prefill=check_addresses(prefill),
         deadline_s=_deadline(deadline_s),
+        unreachable_s=None
+        if unreachable_s is None
+        else check_seconds("unreachable_s", unreachable_s),
+        must_exist=check_flag("must_exist", must_exist),
         place=place,
     )
 

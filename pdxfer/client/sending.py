@@ -133,6 +133,7 @@ class PrefillBook(Book[S], Generic[S]):
         *,
         deadline_s: float | None = None,
         lease_s: float = limits.LEASE_S,
+        wait: bool = True,
         tag: object = None,
     ) -> S:
         """Hold a room, so that decode can be matched before the first page is filled.
@@ -142,6 +143,8 @@ class PrefillBook(Book[S], Generic[S]):
             deadline_s: how long a receiver of the room may stay away; None:
                 `limits.UNMATCHED_DEADLINE_S`. Once all have come, only the lease counts.
             lease_s: once matched, how long it goes on without a sign of decode.
+            wait: False: return at once. Nothing waits for the agent then; a refusal is the error of
+                the transfer that is returned, which is FAILED.
             tag: kept at the transfer's `tag`, for the caller alone.
 
         Raises:
@@ -153,7 +156,7 @@ class PrefillBook(Book[S], Generic[S]):
             and `finished` does not list it.
         """
         message = open_message(self.channel.new_request(), room, deadline_s, lease_s, None)
-        return await self._open_transfer(message, tag)
+        return await self._open_transfer(message, tag, wait=wait)
 
     async def _send(  # noqa: PLR0913 the surface
         self,
@@ -166,6 +169,7 @@ class PrefillBook(Book[S], Generic[S]):
         aux: bytes = b"",
         deadline_s: float | None = None,
         lease_s: float = limits.LEASE_S,
+        wait: bool = True,
         tag: object = None,
     ) -> S:
         """`open` and the first `send` of what it returns, in one message; raises what they raise.
@@ -175,4 +179,4 @@ class PrefillBook(Book[S], Generic[S]):
         """
         chunk = chunk_of(self.layout, pages, tokens=tokens, layers=layers, last=last, aux=aux)
         message = open_message(self.channel.new_request(), room, deadline_s, lease_s, chunk)
-        return await self._open_transfer(message, tag)
+        return await self._open_transfer(message, tag, wait=wait)

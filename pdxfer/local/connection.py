@@ -40,13 +40,26 @@ def encode(message: LocalMessage, descriptors: int = 0) -> bytes:
 
     Raises: ResourceError when it is larger than `limits` allow; nothing was sent.
     """
+    return framed(encode_body(message, descriptors), descriptors)
+
+
+def framed(body: bytes, descriptors: int = 0) -> bytes:
+    """The frame of a body that `encode_body` has made."""
+    return HEADER.pack(len(body), descriptors) + body
+
+
+def encode_body(message: LocalMessage, descriptors: int = 0) -> bytes:
+    """What a frame carries, without its header.
+
+    Raises: ResourceError when it is larger than `limits` allow; nothing was sent.
+    """
     body = _ENCODER.encode(message)
     if len(body) > limits.LOCAL_MESSAGE_BYTES_MAX or descriptors > limits.LOCAL_FDS_MAX:
         raise ResourceError(
             f"{type(message).__name__} has {len(body)} bytes and {descriptors} descriptors; a "
             f"local message may have {limits.LOCAL_MESSAGE_BYTES_MAX} and {limits.LOCAL_FDS_MAX}"
         )
-    return HEADER.pack(len(body), descriptors) + body
+    return body
 
 
 class Inbox(Generic[M]):

@@ -147,6 +147,21 @@ class AskStatus(LocalMessage, frozen=True, kw_only=True, tag="ask_status"):
     """Anybody whom the socket lets in: what is this agent doing? Needs no hello."""
 
 
+class Together(LocalMessage, frozen=True, kw_only=True, tag="together"):
+    """What a worker asks for at once: acted on in order, each as if it had come alone."""
+
+    messages: list[
+        ConnectPeer
+        | OpenSend
+        | SendChunk
+        | OpenReceive
+        | PlacePages
+        | AbortTransfer
+        | ReleaseSlot
+        | AskStatus
+    ]
+
+
 # -- agent to worker -------------------------------------------------------------------------
 class AgentHello(LocalMessage, frozen=True, kw_only=True, tag="welcome"):
     """Answer to `WorkerHello`; the board's memfd and an eventfd ride beside it."""
@@ -214,10 +229,22 @@ class Attached(LocalMessage, frozen=True, kw_only=True, tag="attached"):
     worker_id: int
 
 
-class Connected(LocalMessage, frozen=True, kw_only=True, tag="connected"):
-    """Answer to `ConnectPeer`."""
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of one source rank and this worker: a plan, or why there is none."""
 
-    summary: dict[str, object]
+    rank: RankInfo
+    """Of the source worker."""
+    summary: dict[str, object] | None = None
+    error: Refused | None = None
+
+
+class Connected(LocalMessage, frozen=True, kw_only=True, tag="connected"):
+    """Answer to `ConnectPeer`: the plan of all pairs together, or why there is none."""
+
+    summary: dict[str, object] | None = None
+    error: Refused | None = None
+    verdicts: list[Verdict] = []
+    """One a source rank, as far as they are known."""
 
 
 class Refused(LocalMessage, frozen=True, kw_only=True, tag="refused"):
@@ -282,6 +309,7 @@ FromWorker = (
     | PlacePages
     | AbortTransfer
     | ReleaseSlot
+    | Together
     | AskStatus
 )
 FromAgent = (

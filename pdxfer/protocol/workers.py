@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from pdxfer.errors import ConfigError, LayoutMismatchError, PdxferError, RemoteProtocolError
 from pdxfer.layout import KVLayout, Plan, Rank, Side, check_pair, cover, plan
@@ -12,6 +15,20 @@ from pdxfer.wire.messages import RankInfo, RegionInfo, WorkerInfo
 
 Key = TypeVar("Key", bound=Hashable)
 """How a caller names its source workers."""
+
+
+def rank_info(rank: Rank) -> RankInfo:
+    """A rank as it travels."""
+    return RankInfo(**dataclasses.asdict(rank))
+
+
+def rank_of(info: RankInfo) -> Rank:
+    """A rank that has travelled.
+
+    Raises:
+        ConfigError: numbers that are no rank's.
+    """
+    return Rank(**msgspec.structs.asdict(info))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +61,7 @@ class Worker:
         return WorkerInfo(
             worker_id=self.worker_id,
             instance=self.instance,
-            rank=RankInfo(
-                tp=rank.tp,
-                tp_size=rank.tp_size,
-                pp=rank.pp,
-                pp_size=rank.pp_size,
-                cp=rank.cp,
-                cp_size=rank.cp_size,
-            ),
+            rank=rank_info(rank),
             layout=layout.to_wire(),
             regions=list(self.regions),
             item_lens=list(layout.item_lens),
@@ -72,14 +82,7 @@ def from_info(info: WorkerInfo) -> Worker:
     """
     layout = KVLayout.from_wire(info.layout)
     try:
-        rank = Rank(
-            tp=info.rank.tp,
-            tp_size=info.rank.tp_size,
-            pp=info.rank.pp,
-            pp_size=info.rank.pp_size,
-            cp=info.rank.cp,
-            cp_size=info.rank.cp_size,
-        )
+        rank = rank_of(info.rank)
     except PdxferError as error:
         raise RemoteProtocolError(f"worker {info.worker_id}: {error}") from error
     claims: list[tuple[str, object, object]] = [

@@ -20,6 +20,7 @@ from pdxfer.local.messages import (
     Outcome,
     Refused,
     ReleaseSlot,
+    Together,
     WorkerHello,
 )
 from pdxfer.local.server import LocalServer
@@ -122,6 +123,14 @@ class FakeAgent:
         pass
 
     def on_message(self, conn, message, fds):
+        if isinstance(message, Together):
+            self._received[Together].put(message)
+            for each in message.messages:
+                self._on_one(conn, each, fds)
+        else:
+            self._on_one(conn, message, fds)
+
+    def _on_one(self, conn, message, fds):
         self._received[type(message)].put(message)
         act = self.on.get(type(message), getattr(self, f"_on_{type(message).__name__}", None))
         try:

@@ -16,7 +16,7 @@ from pdxfer.errors import (
     TransferError,
     from_wire,
 )
-from pdxfer.layout import Pages, PlanSummary
+from pdxfer.layout import Pages, PlanSummary, Rank
 from pdxfer.protocol.decode.binding import Binding
 from pdxfer.protocol.decode.deadlines import Deadlines
 from pdxfer.protocol.decode.held import HeldPages
@@ -130,6 +130,15 @@ class DecodeMachine:
         parts = [pair.plan.summary() for pair in found.values() if pair.plan is not None]
         groups = tuple(group for part in parts for group in part.groups)
         return PlanSummary(groups, parts[0].lane_hint).to_wire()
+
+    def pair_verdicts(
+        self, worker_id: int, addresses: tuple[str, ...]
+    ) -> dict[Rank, PlanSummary | PdxferError]:
+        """By rank of the source: the plan of its pair with a worker, or why there is none.
+
+        Empty where the source ranks did not become known.
+        """
+        return self.sources.pair_verdicts(addresses, self.workers[worker_id])
 
     def receive(  # noqa: PLR0913 keywords, each a term of its own
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pdxfer.errors import LayoutMismatchError, PdxferError, from_wire
+from pdxfer.layout import PlanSummary, Rank, check_pair
 from pdxfer.protocol.decode.proofs import Side
 from pdxfer.protocol.decode.receiving import SourceKey
 from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
@@ -76,6 +77,15 @@ class Instance:
     workers: dict[SourceKey, Worker]
     pending: str
     """What is still missing, in words; empty: the instance is complete."""
+
+
+def _unfit(source: Worker, destination: Worker) -> PdxferError | None:
+    """Why this very pair cannot be joined, whatever the others are."""
+    try:
+        check_pair(source.side, destination.side)
+    except LayoutMismatchError as error:
+        return error
+    return None
 
 
 def names(addresses: tuple[str, ...], control: str) -> bool:
@@ -220,6 +230,30 @@ class Sources:
         found = verdicts(instance, self.peers, worker)
         if not isinstance(found, str):
             self._agreed[key] = found
+        return found
+
+    def pair_verdicts(
+        self, addresses: tuple[str, ...], worker: Worker
+    ) -> dict[Rank, PlanSummary | PdxferError]:
+        """What is to be said of each source worker and this one, by the rank of the source.
+
+        A pair that fits is refused too where another one is, since a transfer needs all of them:
+        each then has its own reason, or that of the others. Empty: the ranks are not all known.
+        """
+        try:
+            instance = self.gather(addresses)
+        except PdxferError:
+            return {}
+        if instance.pending:
+            return {}
+        judged = judge(instance.workers, worker)
+        found: dict[Rank, PlanSummary | PdxferError] = {}
+        for (peer_id, worker_id), source in instance.workers.items():
+            pair = judged[peer_id, worker_id]
+            refusal = self.peers[peer_id].refusals.get((worker_id, worker.worker_id))
+            error = self.barred.get(worker.worker_id) or refusal or _unfit(source, worker)
+            plan = None if pair.plan is None else pair.plan.summary()
+            found[source.rank] = error or pair.error or plan or PlanSummary((), "nothing is owed")
         return found
 
     def siblings(self, peer_id: bytes) -> list[Worker]:

@@ -95,6 +95,8 @@ def test_the_surface_is_that_of_the_threaded_client(threaded, tasks):
         if not callable(ours):
             continue
         wanted = inspect.signature(ours).parameters.values()
+        if name == "close":  # waits on an event loop by `drain`
+            wanted = [each for each in wanted if each.name != "drain_s"]
         got = inspect.signature(theirs).parameters.values()
         assert [(p.name, p.kind, p.default) for p in wanted] == [
             (p.name, p.kind, p.default) for p in got
