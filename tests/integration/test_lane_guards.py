@@ -100,3 +100,44 @@ async def test_memory_of_a_prefill_worker_that_went_stays_mapped_until_the_lane_
                 await receiving.wait(WAIT_S)
         assert len(both.fabrics["prefill"]._regions) < registered
         await cross(both, sender, reader, source, destination, 3)
+
+
+async def test_memory_is_deregistered_before_it_is_unmapped(tmp_path):
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        cache, mapped = SeededCache(small_token_major(), 3), []
+        socket, fabric = both.agents["decode"].config.socket_path, both.fabrics["decode"]
+        async with AsyncDecodeClient(socket, cache, instance="leaver") as leaver:
+            await leaver.connect(sender.addresses, timeout_s=WAIT_S)
+            deregister = fabric.deregister
+
+            def note(region):
+                mapped.append(mappings(cache))
+                deregister(region)
+
+            fabric.deregister = note
+        await until(lambda: mappings(cache) == 1)
+        assert mapped == [2] * len(cache.memory)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_an_agent_that_stops_closes_its_lanes_before_it_unmaps(tmp_path, role):
+    both = Both(tmp_path)
+    mapped = []
+    async with both.workers() as (sender, reader, source, destination):
+        cache = source if role == "prefill" else destination
+        await cross(both, sender, reader, source, destination, 1)
+        fabric = both.fabrics[role]
+        close = fabric.close
+
+        def note(deadline_s):
+            mapped.append(mappings(cache))
+            close(deadline_s)
+
+        fabric.close = note
+        await begin(sender, reader, 2)
+        await until(both.hub.ready)
+        await both.agents[role].stop("told to")
+    assert mapped == [2]
+    assert mappings(cache) == 1

@@ -188,6 +188,42 @@ def test_an_abort_that_overtakes_its_receive_ends_it():
     assert sending.state is State.FAILED
 
 
+def test_the_send_of_an_aborted_receive_hears_why_when_it_comes():
+    machine = bare()
+    machine.on_message(OLD, receive_of(5), 0.0)
+    machine.on_message(OLD, Abort(generation=5, reason="enough"), 0.0)
+    sending = machine.open(0, 7, 0, deadline=60.0, lease_s=30.0)
+    assert "aborted by decode: enough" in str(sending.error)
+
+
+@pytest.mark.parametrize("path", ["none", "closed"])
+def test_a_life_that_has_no_path_is_called_drained_at_once(path):
+    machine = bare()
+    if path == "closed":
+        machine.peer_lost(OLD, "goodbye")
+        machine.on_path_closed(OLD, "", drained=True)
+        machine.take_effects()
+    life = OLD if path == "closed" else b"u" * 16
+    machine.on_message(NEW, Abort(decode_incarnation=life, reason="restarted"), 0.0)
+    assert told(machine) == [(NEW, Drained(decode_incarnation=life))]
+
+
+def test_a_new_session_that_attaches_while_the_old_path_closes_gets_its_own():
+    machine = bare()
+    machine.peer_joined(OLD)
+    machine.on_message(OLD, attach_of(b"two"), 0.0)
+    machine.take_effects()
+    machine.on_path_closed(OLD, "", drained=True)
+    opened = [e for e in machine.take_effects() if isinstance(e, OpenPath)]
+    assert opened == [OpenPath(OLD, "inproc", b"two")]
+    machine.on_path_opened(OLD, "")
+    machine.on_message(OLD, receive_of(1), 0.0)
+    machine.open(0, 7, 0, deadline=60.0, lease_s=30.0)
+    machine.take_effects()
+    machine.abort(0, 0, "enough")
+    assert [type(message) for _, message in told(machine)] == [Failed], "it is there to be told"
+
+
 def test_a_life_is_called_drained_once_its_path_is_closed():
     machine = bare()
     machine.on_message(NEW, Abort(decode_incarnation=OLD, reason="restarted"), 0.0)
