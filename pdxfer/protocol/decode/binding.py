@@ -9,9 +9,10 @@ from pdxfer.errors import LayoutMismatchError, PdxferError, PeerError
 from pdxfer.protocol.decode.placing import place_message
 from pdxfer.protocol.decode.receives import Receives
 from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
-from pdxfer.protocol.decode.sources import Sources
+from pdxfer.protocol.decode.sources import Instance, Sources
 from pdxfer.protocol.effects import OpenGeneration, Tell
 from pdxfer.protocol.workers import Worker
+from pdxfer.wire.address import split_instance
 from pdxfer.wire.messages import Abort, Place, Receive
 
 
@@ -25,15 +26,21 @@ class Binding:
         self.let_go: dict[int, Receiving] = {}
         """Aborted before any prefill worker knew of them; told so once there is one to tell."""
 
+    @property
+    def named_links(self) -> set[str]:
+        """Control addresses that those name which were let go early."""
+        let_go = self.let_go.values()
+        return {split_instance(address)[0] for each in let_go for address in each.prefill}
+
     def bind(self, receiving: Receiving, now: float) -> None:
         """Tell every source worker of the room, once the instance is complete and agreed on."""
         worker = self.workers[receiving.worker]
         try:
             found = self.sources.agree(receiving.prefill, worker)
         except PdxferError as error:
+            self.receives.fail(receiving, error, now)
             if isinstance(error, LayoutMismatchError):
                 self._tell_refused(receiving, worker)
-            self.receives.fail(receiving, error, now)
             return
         if isinstance(found, str):
             self.give_up_silent(receiving, now)
@@ -107,15 +114,18 @@ class Binding:
             if instance.pending:
                 continue
             del self.let_go[generation]
-            self._tell_receives(receiving, worker, list(instance.workers))
-            for peer_id in sorted({key[0] for key in instance.workers}):
-                message = Abort(generation=generation, reason=str(receiving.error))
-                self.receives.effects.append(Tell(peer_id, message))
+            self._tell_and_abort(receiving, worker, instance)
 
     def _tell_refused(self, receiving: Receiving, worker: Worker) -> None:
         """Name the room to a refusing pair, so that its send fails with the same error."""
         instance = self.sources.gather(receiving.prefill)
+        self._tell_and_abort(receiving, worker, instance)
+
+    def _tell_and_abort(self, receiving: Receiving, worker: Worker, instance: Instance) -> None:
         self._tell_receives(receiving, worker, list(instance.workers))
+        for peer_id in sorted({key[0] for key in instance.workers}):
+            message = Abort(generation=receiving.generation, reason=str(receiving.error))
+            self.receives.effects.append(Tell(peer_id, message))
 
     def tell_places(self, receiving: Receiving) -> None:
         """Every source worker of a bound receive hears where its pages are."""

@@ -8,7 +8,6 @@ the page. Time alone never frees one.
 from __future__ import annotations
 
 from pdxfer.errors import (
-    ConfigError,
     LocalProtocolError,
     PdxferError,
     PeerError,
@@ -20,14 +19,14 @@ from pdxfer.layout import Pages, PlanSummary, Rank
 from pdxfer.protocol.decode.binding import Binding
 from pdxfer.protocol.decode.deadlines import Deadlines
 from pdxfer.protocol.decode.held import HeldPages
-from pdxfer.protocol.decode.placing import check_places, commit_fault
-from pdxfer.protocol.decode.proofs import Proof, Side
+from pdxfer.protocol.decode.placing import check_places, chunk_fault, commit_fault
+from pdxfer.protocol.decode.proofs import Proof
 from pdxfer.protocol.decode.receives import Receives
 from pdxfer.protocol.decode.receiving import Receiving
+from pdxfer.protocol.decode.sides import Sides
 from pdxfer.protocol.decode.sources import PrefillPeer, Sources
-from pdxfer.protocol.effects import Announce, Effect, Tell, WatchSender, lane_work_first
+from pdxfer.protocol.effects import Effect, Tell, WatchSender, lane_work_first
 from pdxfer.protocol.workers import Worker
-from pdxfer.wire.address import split_instance
 from pdxfer.wire.messages import (
     Abort,
     Accept,
@@ -52,6 +51,7 @@ class DecodeMachine:
         self.peers = self.sources.peers
         self._receives = Receives(self.peers)
         self._binding = Binding(self.workers, self.sources, self._receives)
+        self._sides = Sides(self._receives)
         self._deadlines = Deadlines(self._receives, self._binding)
         self.live = self._receives.live
         """Generation to receive, from `receive` until it is final."""
@@ -86,9 +86,7 @@ class DecodeMachine:
     @property
     def named_links(self) -> set[str]:
         """Control addresses that live receives name."""
-        let_go = self._binding.let_go.values()
-        early = {split_instance(address)[0] for each in let_go for address in each.prefill}
-        return self._receives.index.links | early
+        return self._receives.index.links | self._binding.named_links
 
     # -- what a worker says ------------------------------------------------------------------
     def attach(self, worker: Worker) -> None:
@@ -336,20 +334,9 @@ class DecodeMachine:
         debt = receiving.debts.get((peer.peer_id, message.source_worker)) if receiving else None
         if receiving is None or debt is None or receiving.error is not None:
             return
-        ranges = {name: (r.first, r.end) for name, r in message.ranges.items()}
-        layers = None if message.layers is None else tuple(message.layers)
-        try:
-            planned = debt.plan.length_bytes(ranges, layers=layers) if debt.plan is not None else 0
-        except ConfigError as error:
-            text = f"chunk {message.number} of room {receiving.room}: {error}"
-            self._receives.fail(receiving, RemoteProtocolError(text), now)
-            return
-        if planned != message.length_bytes:
-            text = (
-                f"chunk {message.number} of room {receiving.room} announces "
-                f"{message.length_bytes} bytes, its plan here has {planned}"
-            )
-            self._receives.fail(receiving, RemoteProtocolError(text), now)
+        wrong = chunk_fault(receiving, debt, message)
+        if wrong:
+            self._receives.fail(receiving, RemoteProtocolError(wrong), now)
             return
         receiving.moved = True
         self._receives.note_moving(receiving)
@@ -410,9 +397,7 @@ class DecodeMachine:
 
     def on_generation_closed(self, peer_id: bytes, generation: int) -> None:
         """Our lane places nothing more of a generation from a prefill life: that is a proof."""
-        peer = self.peers.get(peer_id)
-        if peer is not None and peer.side is not None:
-            self._receives.prove(Proof("revoked", peer_id, peer.side, generation))
+        self._sides.close_generation(peer_id, generation)
 
     def on_placing_failed(self, peer_id: bytes, generation: int, error: str, now: float) -> None:
         """What came on the lane is not what was planned; nothing of it was placed."""
@@ -427,13 +412,7 @@ class DecodeMachine:
         `proof` is `revoked` where nothing of that life can come over it after this, else empty. It
         counts for what was told over this receive side, not for what may come over earlier ones.
         """
-        peer = self.peers.get(peer_id)
-        if peer is None or peer.side is None:
-            return
-        side, peer.side = peer.side, None
-        if proof:
-            peer.sides.discard(side)
-            self._receives.prove(Proof(proof, peer_id, side))
+        self._sides.close(peer_id, proof)
 
     def announce_to(self, peer_id: bytes) -> None:
         """A prefill life is told our workers, and a receive side if it has none.
@@ -441,14 +420,7 @@ class DecodeMachine:
         Its writes may come over that one from here on: what fails later is told behind this
         `Attach`, and what has failed was told before it.
         """
-        peer = self.peers.get(peer_id)
-        if peer is None:
-            return
-        if peer.side is None:
-            peer.side = Side(peer_id)
-            peer.sides.add(peer.side)
-            self._receives.open_side(peer.side)
-        self._receives.effects.append(Announce(peer_id))
+        self._sides.announce(peer_id)
 
     def sender_dead(self, peer_id: bytes) -> None:
         """The writing process of a prefill life is known to be dead (its pidfd is readable)."""

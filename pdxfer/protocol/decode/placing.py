@@ -7,7 +7,7 @@ from pdxfer.errors import ConfigError
 from pdxfer.layout import Pages, check_page_ids
 from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
 from pdxfer.protocol.ranges import owed_ranges
-from pdxfer.wire.messages import CommitPayload, GroupPages, Place
+from pdxfer.wire.messages import Chunk, CommitPayload, GroupPages, Place
 from pdxfer.wire.pages import pack_ids
 
 
@@ -75,6 +75,20 @@ def check_places(
             f"which has {', '.join(placed)}"
         )
     return placed
+
+
+def chunk_fault(receiving: Receiving, debt: Debt, message: Chunk) -> str:
+    """What is wrong with the announcement of a chunk, in words; empty: it is what is planned."""
+    chunk = f"chunk {message.number} of room {receiving.room}"
+    ranges = {name: (r.first, r.end) for name, r in message.ranges.items()}
+    layers = None if message.layers is None else tuple(message.layers)
+    try:
+        planned = debt.plan.length_bytes(ranges, layers=layers) if debt.plan is not None else 0
+    except ConfigError as error:
+        return f"{chunk}: {error}"
+    if planned != message.length_bytes:
+        return f"{chunk} announces {message.length_bytes} bytes, its plan here has {planned}"
+    return ""
 
 
 def commit_fault(receiving: Receiving, debt: Debt, payload: CommitPayload) -> str:

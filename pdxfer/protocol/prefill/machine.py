@@ -25,6 +25,7 @@ from pdxfer.protocol.effects import (
     Tell,
     lane_work_first,
 )
+from pdxfer.protocol.prefill.deadlines import Deadlines
 from pdxfer.protocol.prefill.matching import Matching
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
 from pdxfer.protocol.prefill.sending import Sending
@@ -45,9 +46,6 @@ from pdxfer.wire.messages import (
     Receive,
 )
 
-LEASED = frozenset({State.WAITING, State.READY, State.MOVING, State.SENT})
-"""States of a bound send that lasts only while decode gives signs of life."""
-
 
 class PrefillMachine:
     """All sends of one prefill agent, and all decode lives that receive from it."""
@@ -60,6 +58,7 @@ class PrefillMachine:
         """Decode life without a record to its generations that `Drained` is never said of."""
         self._sends = Sends(self.workers, self.peers)
         self._matching = Matching(self._sends)
+        self._deadlines = Deadlines(self._sends)
         self.sendings = self._sends.live
         """(worker, room) to send, until it is final."""
 
@@ -424,43 +423,13 @@ class PrefillMachine:
     def tick(self, now: float) -> None:
         """End what has waited past its deadline or lost its lease."""
         for sending in list(self.sendings.values()):
-            if sending.state is State.WAITING and not sending.bound:
-                if now >= sending.deadline:
-                    text = self._sends.why_unmatched(sending)
-                    self._sends.give_up(sending, PeerError(text, retryable=True))
-                continue
-            self._check_lease(sending, now)
-            self._check_progress(sending, now)
+            self._deadlines.check(sending, now)
             if sending.state is State.MOVING:
                 self._sends.announce(sending)
         self._sends.forget_failed(now)
         self._sends.ended.forget(now)
         for peer in self.peers.values():
             peer.forget_unclaimed(now)
-
-    def _check_progress(self, sending: Sending, now: float) -> None:
-        """What nobody moves any more ends: a chunk that never comes, a lane that never flushes."""
-        if sending.moved:
-            sending.moved, sending.moved_at = False, now
-        still_s = now - sending.moved_at
-        waits = sending.state in (State.WAITING, State.READY, State.MOVING)
-        if waits and still_s >= limits.NO_PROGRESS_DEADLINE_S:
-            text = (
-                f"room {sending.room}: no progress for {still_s:.0f} s "
-                f"(NO_PROGRESS_DEADLINE_S): {self._sends.why_stuck(sending)}"
-            )
-            self._sends.fail(sending, PeerError(text, retryable=True))
-
-    def _check_lease(self, sending: Sending, now: float) -> None:
-        if sending.state not in LEASED:
-            return
-        for leg in sending.legs.values():
-            peer = self.peers.get(leg.peer)
-            if leg.committed or peer is None or now - peer.last_heard <= sending.lease_s:
-                continue
-            text = f"no sign of the decode agent for the lease of {sending.lease_s} s"
-            self._sends.fail(sending, PeerError(f"room {sending.room}: {text}", retryable=True))
-            return
 
     # -- inside ------------------------------------------------------------------------------
     def _tell_workers(self) -> None:

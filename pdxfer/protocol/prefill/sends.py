@@ -19,6 +19,7 @@ from pdxfer.protocol.prefill.ended import EndedReceives
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
 from pdxfer.protocol.prefill.posting import ask_commit, check_tokens, post_chunk
 from pdxfer.protocol.prefill.sending import Leg, Sending
+from pdxfer.protocol.prefill.waiting import SendKey
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.tables import SendingEvent
 from pdxfer.protocol.workers import Worker
@@ -236,8 +237,9 @@ class Sends:
 
     def free_departed(self, worker_id: int) -> None:
         """Give up the memory of a departed worker after its last send."""
-        alive = any(sending.worker == worker_id for sending in self.live.values())
-        if worker_id in self.departing and not alive:
+        if worker_id not in self.departing:
+            return
+        if not any(sending.worker == worker_id for sending in self.live.values()):
             self.departing.discard(worker_id)
             self.effects.append(Free(worker_id))
 
@@ -269,11 +271,12 @@ class Sends:
 
     def of_peer(self, peer_id: bytes) -> list[Sending]:
         """Sends that still owe something to a decode life."""
-        return [
-            sending
-            for sending in self.live.values()
-            if any(leg.peer == peer_id and not leg.committed for leg in sending.legs.values())
-        ]
+        peer, found = self.peers.get(peer_id), dict[SendKey, Sending]()
+        for generation in peer.legs if peer is not None else ():
+            for sending, leg in self.legs(peer, generation):
+                if not leg.committed:
+                    found[sending.worker, sending.room] = sending
+        return list(found.values())
 
     def show(self, sending: Sending) -> None:
         """Tell the worker where its send is."""

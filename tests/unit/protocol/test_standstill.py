@@ -107,7 +107,7 @@ def test_a_matched_transfer_that_no_bytes_reach_ends_at_decode(monkeypatch):
     open_room(cluster, prefill)
     cluster.run()
     assert decode.shown[0, 0].state is State.READY
-    monkeypatch.setattr(prefill.machine, "_check_progress", lambda *_: None)
+    monkeypatch.setattr(prefill.machine._deadlines, "check", lambda *_: None)
     cluster.pass_time(STILL_S + 2)
     error = decode.shown[0, 0].last.error
     assert decode.shown[0, 0].state is State.FAILED
@@ -163,6 +163,41 @@ def test_progress_that_cannot_be_is_no_sign_of_any():
         return receiving.moved
 
     assert [moves(n) for n in (0, 8, 8, 4, owed + 1, owed)] == [0, 1, 0, 0, 0, 1]
+
+
+def test_a_send_of_a_generation_that_decode_knows_nothing_of_any_more_ends():
+    cluster, prefill, decode = pair()
+    receive(cluster, decode)
+    open_room(cluster, prefill)
+    cluster.run()
+    cluster.network.cut.add((decode.machine.incarnation, prefill.machine.incarnation))
+    send(prefill)
+    cluster.run()
+    assert decode.shown[0, 0].state is State.COMMITTED
+    assert prefill.shown[0, 0].state is State.SENT
+    beat = Heartbeat(oldest_live_generation=2)
+    prefill.machine.on_message(decode.machine.incarnation, beat, cluster.now)
+    prefill.machine.tick(cluster.now)
+    prefill.pump()
+    assert prefill.shown[0, 0].state is State.FAILED
+    assert "decode knows nothing of generation 1 any more" in str(prefill.shown[0, 0].last.error)
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_room_that_only_decode_refuses_ends_its_send_too(opened):
+    cluster, prefill, decode = pair()
+    if opened:
+        open_room(cluster, prefill)
+    peer = decode.machine.peers[prefill.machine.incarnation]
+    peer.digests = dict.fromkeys(peer.digests, b"0" * 16)
+    decode.machine.sources.changed()
+    receive(cluster, decode)
+    cluster.run()
+    assert "computed different plans" in str(decode.shown[0, 0].last.error)
+    if not opened:
+        open_room(cluster, prefill)
+    assert prefill.shown[0, 0].state is State.FAILED
+    assert "computed different plans" in str(prefill.shown[0, 0].last.error)
 
 
 # -- a life that asks about another ------------------------------------------------------------
