@@ -123,6 +123,13 @@ ENDED_RECEIVES_MAX: Final = 65_536
 """Receives that ended before their send came, remembered at a prefill agent so that the send ends
 with the same error when it comes; the oldest is forgotten first, each after
 `UNMATCHED_DEADLINE_S`."""
+REASON_CHARACTERS_MAX: Final = 4_096
+"""Of the reason of a peer's abort, what is kept and told to a worker."""
+PLACED_BYTES_PER_SESSION_MAX: Final = 1 << 30
+"""Bytes of page ids that one decode agent may have placed at a prefill agent, of receives that wait
+for their sends and of live ones; more are refused, and may be received again later."""
+PLACED_BYTES_MAX: Final = 4 << 30
+"""The same for all decode agents of a prefill agent together."""
 TOMBSTONES_PER_SESSION_MAX: Final = 65_536
 """Aborted generations remembered above the session's mark."""
 AUX_BYTES_MAX: Final = 64 << 10

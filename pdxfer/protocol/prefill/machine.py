@@ -254,8 +254,8 @@ class PrefillMachine:
             self._abort_life(peer, message)
             return
         generation = message.generation
-        text = f"aborted by decode: {message.reason or 'no reason given'}"
-        error = TransferError(text)
+        reason = message.reason[: limits.REASON_CHARACTERS_MAX] or "no reason given"
+        error = TransferError(f"aborted by decode: {reason}")
         peer.abort_waiting(generation, error)
         peer.bury(generation)
         legs = list(self._sends.legs(peer, generation))

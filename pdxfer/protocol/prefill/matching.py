@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from pdxfer import limits
 from pdxfer.errors import (
     LayoutMismatchError,
@@ -17,6 +19,7 @@ from pdxfer.protocol.effects import Tell
 from pdxfer.protocol.prefill.peer import DecodePeer, failed_elsewhere
 from pdxfer.protocol.prefill.sending import Leg, Sending
 from pdxfer.protocol.prefill.sends import Sends
+from pdxfer.protocol.prefill.waiting import ids_bytes
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Pair
 from pdxfer.wire.messages import Matched, Place, Receive
@@ -51,6 +54,8 @@ class Matching:
             self._dismiss(peer, message, why)
         elif sending is None and message.must_exist:
             self._dismiss(peer, message, self._no_send(message))
+        elif sending is None and (full := self._no_space(peer, message.room, message.place)):
+            self._dismiss(peer, message, full)
         elif sending is None:
             peer.wait(message)
         else:
@@ -72,6 +77,27 @@ class Matching:
                 retryable=True,
             )
         return verdict.error
+
+    def _no_space(self, peer: DecodePeer, room: int, place: Place | None) -> PdxferError | None:
+        """Why the page ids of a placement cannot be kept: one bound a decode life, one for all."""
+        added = ids_bytes(place)
+        if not added:
+            return None
+        bounds = [
+            ("this decode agent", peer.ids_bytes, "PLACED_BYTES_PER_SESSION_MAX"),
+            ("all", sum(each.ids_bytes for each in self.sends.peers.values()), "PLACED_BYTES_MAX"),
+        ]
+        for whose, held, name in bounds:
+            allowed: int = getattr(limits, name)
+            if held + added > allowed:
+                return ResourceError(
+                    f"room {room}: the page ids that receives of {whose} have placed here take "
+                    f"{held} bytes, and {added} more are over the {allowed} allowed ({name}); "
+                    "receive it again when others have ended",
+                    retryable=True,
+                    fields={"room": str(room), "held_bytes": str(held)},
+                )
+        return None
 
     def _no_send(self, message: Receive) -> PdxferError:
         """Why a receive that its send must wait for is not kept."""
@@ -137,6 +163,7 @@ class Matching:
             if isinstance(error, LayoutMismatchError | TransferError):
                 self.sends.fail(sending, error)
             return
+        place, receive = receive.place, msgspec.structs.replace(receive, place=None)
         leg = Leg(peer=peer.peer_id, receive=receive, plan=verdict.plan)
         leg.committed = receive.generation in peer.committed
         sending.receiver_count = receive.receiver_count
@@ -149,24 +176,35 @@ class Matching:
                 Matched(generation=leg.generation, source_worker=receive.source_worker),
             )
         )
-        if receive.place is not None:
-            self._place(sending, leg, receive.place)
+        if place is not None:
+            self._place(peer, sending, leg, place)
 
     def on_place(self, peer: DecodePeer, message: Place) -> None:
         """Note where the pages of a receive are, bound or not."""
         for sending, leg in self.sends.legs(peer, message.generation):
             if leg.receive.source_worker == message.source_worker:
-                self._place(sending, leg, message)
+                self._place(peer, sending, leg, message)
                 self.sends.pump(sending)
+                return
+        for source_worker, room in peer.waiting.keys(message.generation):
+            full = self._no_space(peer, room, message)
+            if full is not None and source_worker == message.source_worker:
+                peer.waiting.drop(message.generation)
+                peer.bury(message.generation)
+                self.sends.tell_failed(peer.peer_id, message.generation, source_worker, full)
                 return
         peer.waiting.place(message)
 
-    def _place(self, sending: Sending, leg: Leg, place: Place) -> None:
+    def _place(self, peer: DecodePeer, sending: Sending, leg: Leg, place: Place) -> None:
         if leg.place is not None:
             self.sends.fail(
                 sending,
                 RemoteProtocolError(f"room {sending.room}: its pages were placed twice"),
             )
+            return
+        full = self._no_space(peer, sending.room, place)
+        if full is not None:
+            self.sends.fail(sending, full)
             return
         try:
             pages = {
@@ -176,5 +214,6 @@ class Matching:
         except PdxferError as error:
             self.sends.fail(sending, error)
             return
-        leg.place, leg.pages = place, pages
+        leg.place, leg.pages = msgspec.structs.replace(place, groups={}), pages
+        peer.legs_bytes += leg.pages_bytes
         sending.moved = True

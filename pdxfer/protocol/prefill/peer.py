@@ -55,6 +55,8 @@ class DecodePeer:
     are forgotten."""
     legs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Live generation to the (worker, room) of its sends here."""
+    legs_bytes: int = 0
+    """Of the page ids of its live legs."""
     asked: set[int] = field(default_factory=set)
     """Generations that decode waits to hear `Drained` of."""
     mark: int = 0
@@ -143,6 +145,11 @@ class DecodePeer:
             lane=self.lane,
             lane_address=b"",
         )
+
+    @property
+    def ids_bytes(self) -> int:
+        """Bytes of page ids that this life has placed here, of receives matched and not."""
+        return self.waiting.length_bytes + self.legs_bytes
 
     def knows(self, generation: int, worker: int) -> bool:
         """Whether a generation has been received from a source worker, matched or not."""

@@ -32,6 +32,7 @@ class Leg:
     plan: Plan | None
     """None: this worker owes the destination nothing."""
     place: Place | None = None
+    """Without its page ids, which are in `pages`."""
     pages: dict[str, Pages] = field(default_factory=dict)
     chunks_posted: int = 0
     announcements: list[ChunkMessage] = field(default_factory=list)
@@ -56,6 +57,11 @@ class Leg:
     def generation(self) -> int:
         """Of the decode life `peer`."""
         return self.receive.generation
+
+    @property
+    def pages_bytes(self) -> int:
+        """Bytes that the page ids take here."""
+        return sum(listed.ids.nbytes for listed in self.pages.values())
 
     @property
     def key(self) -> tuple[bytes, int]:

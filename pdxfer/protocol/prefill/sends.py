@@ -209,6 +209,7 @@ class Sends:
             self.effects.append(ForgetLeg(leg.peer, leg.generation, sending.worker))
             peer = self.peers.get(leg.peer)
             if peer is not None:
+                peer.legs_bytes -= leg.pages_bytes
                 peer.forget(leg.generation, (sending.worker, sending.room))
                 self.answer_drained(peer, leg.generation)
         self.free_departed(sending.worker)

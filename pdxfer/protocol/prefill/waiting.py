@@ -19,6 +19,8 @@ class Waiting:
         self._keys: dict[int, set[SendKey]] = {}
         """By generation."""
         self._count = 0
+        self.length_bytes = 0
+        """Of the page ids that the receives carry."""
 
     def __len__(self) -> int:
         return self._count
@@ -50,6 +52,7 @@ class Waiting:
         self._of_send.setdefault(key, {})[receive.receiver_index] = receive
         self._keys.setdefault(receive.generation, set()).add(key)
         self._count += 1
+        self.length_bytes += ids_bytes(receive.place)
 
     def take(self, worker: int, room: int) -> list[Receive]:
         """The receives that waited for this send; they wait no more."""
@@ -66,6 +69,7 @@ class Waiting:
                     place.generation,
                     place.source_worker,
                 ):
+                    self.length_bytes += ids_bytes(place) - ids_bytes(receive.place)
                     self._of_send[key][index] = msgspec.structs.replace(receive, place=place)
 
     def drop(self, generation: int) -> None:
@@ -80,6 +84,7 @@ class Waiting:
         receives = self._of_send[key]
         del receives[receive.receiver_index]
         self._count -= 1
+        self.length_bytes -= ids_bytes(receive.place)
         if not receives:
             del self._of_send[key]
         if all(other.generation != receive.generation for other in receives.values()):
@@ -87,3 +92,8 @@ class Waiting:
             keys.discard(key)
             if not keys:
                 del self._keys[receive.generation]
+
+
+def ids_bytes(place: Place | None) -> int:
+    """Bytes of the page ids of a placement, as they travel."""
+    return sum(len(group.ids) for group in place.groups.values()) if place is not None else 0
