@@ -1,4 +1,6 @@
-"""Native core of pdxfer: plans and the status board."""
+"""
+Native core of pdxfer: plans, the status board, calls on the local socket.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -104,6 +106,10 @@ class BoardWriter:
         self, slot: int, room: int, generation: int, peer: bytes, peer_count: int, lane: int
     ) -> None: ...
     def set_bytes_done(self, slot: int, bytes_done: int) -> None: ...
+    def set_tokens_returned(self, slot: int, tokens: int) -> None: ...
+    def end(self) -> None:
+        """Tell readers that this agent writes no more. Idempotent."""
+
     def publish(self, slot: int, sequence: int, state: int) -> None:
         """Store the word (release) and wake its waiters."""
 
@@ -115,10 +121,17 @@ class BoardReader:
     def slots(self) -> int: ...
     @property
     def incarnation(self) -> bytes: ...
+    @property
+    def ended(self) -> bool:
+        """Whether the agent has ended, or its thread: one memory read."""
+
     def word(self, slot: int) -> int:
-        """`sequence << 8 | state` of a slot (acquire)."""
+        """
+        `sequence << 8 | state` of a slot (acquire); with bit 7 once the agent has ended.
+        """
 
     def bytes_done(self, slot: int) -> int: ...
+    def tokens_returned(self, slot: int) -> int: ...
     def details(self, slot: int) -> tuple[int, int, bytes, int, int]:
         """(room, generation, peer incarnation, peer count, lane code) of a slot."""
 
@@ -126,3 +139,13 @@ class BoardReader:
         """
         Block, without the GIL, until the slot's word is not `seen` or the time is over; returns the word.
         """
+
+def send_now(fd: int, parts: list[memoryview], descriptors: list[int]) -> int:
+    """
+    Give the kernel what it takes now, without giving up the GIL; -1: the socket is full.
+    """
+
+def receive_now(fd: int, size: int, descriptors_max: int) -> tuple[bytes, list[int], bool] | None:
+    """
+    What is there now, without giving up the GIL: (bytes, descriptors, whether some were lost); no bytes: the end of the stream; None: nothing is there.
+    """

@@ -146,6 +146,10 @@ SEGMENT_BYTES: Final = 1 << 20
 """A fixed interval of a chunk's canonical order."""
 
 # -- layouts ---------------------------------------------------------------------------------
+VERDICTS_KEPT_MAX: Final = 1_024
+"""Verdicts on a worker and the instance it joins with that a peer's record keeps, the last used."""
+TOLD_PLANES_MAX: Final = 65_536
+"""Planes of all workers in one message of a peer: what checking them may cost the loop."""
 PLANES_MAX: Final = 65_536
 """Planes of one layout."""
 REGIONS_MAX: Final = 16_384

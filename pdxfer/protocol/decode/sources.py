@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pdxfer.errors import LayoutMismatchError, PdxferError, from_wire
 from pdxfer.layout import PlanSummary, Rank, check_pair
 from pdxfer.protocol.decode.proofs import Side
 from pdxfer.protocol.decode.receiving import SourceKey
-from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
+from pdxfer.protocol.told import ToldWorkers, Verdicts
+from pdxfer.protocol.workers import Pair, Worker, missing_ranks
 from pdxfer.wire.address import split_instance
 from pdxfer.wire.messages import Accept
 
@@ -35,6 +37,7 @@ class PrefillPeer:
     workers: dict[int, Worker] = field(default_factory=dict)
     digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
     refusals: dict[tuple[int, int], PdxferError] = field(default_factory=dict)
+    told: ToldWorkers = field(default_factory=ToldWorkers)
 
     def take_accept(self, message: Accept) -> None:
         """Replace what is known of the prefill workers.
@@ -42,7 +45,8 @@ class PrefillPeer:
         Raises:
             RemoteProtocolError: a worker of the message is malformed; nothing has changed.
         """
-        self.workers = {info.worker_id: from_info(info) for info in message.workers}
+        [workers] = self.told.take(message.workers)
+        self.workers = {worker.worker_id: worker for worker in workers}
         self.digests = {(p.source_worker, p.destination_worker): p.digest for p in message.plans}
         self.refusals = {
             (r.source_worker, r.destination_worker): from_wire(
@@ -94,9 +98,14 @@ def names(addresses: tuple[str, ...], control: str) -> bool:
 
 
 def verdicts(
-    instance: Instance, peers: dict[bytes, PrefillPeer], destination: Worker
+    instance: Instance,
+    peers: dict[bytes, PrefillPeer],
+    destination: Worker,
+    judged: Mapping[SourceKey, Pair],
 ) -> Pairs | str:
     """The verdict of both sides on a complete instance, or what is still awaited, in words.
+
+    Args:  judged: the verdict of this side.
 
     Raises:
         LayoutMismatchError: this side or the other refuses, or the digests of a plan differ.
@@ -105,7 +114,6 @@ def verdicts(
         refusal = peers[peer_id].refusals.get((worker_id, destination.worker_id))
         if refusal is not None:
             raise refusal
-    judged = judge(instance.workers, destination)
     pairs: Pairs = {}
     for key in instance.workers:
         pair = judged[key]
@@ -136,6 +144,7 @@ class Sources:
         """Address lists of instances with ranks at more than one prefill agent."""
         self._agreed: dict[tuple[tuple[str, ...], int], Pairs] = {}
         """(addresses, worker) to the pairs agreed on; emptied when either side changes."""
+        self._judged: Verdicts[SourceKey] = Verdicts()
         self.barred: dict[int, PdxferError] = {}
         """Worker whose memory the lane cannot have to the reason."""
 
@@ -227,7 +236,8 @@ class Sources:
         instance = self.gather(addresses)
         if instance.pending:
             return instance.pending
-        found = verdicts(instance, self.peers, worker)
+        judged = self._judged.judge(key, instance.workers, worker)
+        found = verdicts(instance, self.peers, worker, judged)
         if not isinstance(found, str):
             self._agreed[key] = found
         return found
@@ -246,7 +256,7 @@ class Sources:
             return {}
         if instance.pending:
             return {}
-        judged = judge(instance.workers, worker)
+        judged = self._judged.judge((addresses, worker.worker_id), instance.workers, worker)
         found: dict[Rank, PlanSummary | PdxferError] = {}
         for (peer_id, worker_id), source in instance.workers.items():
             pair = judged[peer_id, worker_id]

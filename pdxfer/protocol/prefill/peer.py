@@ -10,7 +10,8 @@ from pdxfer import limits
 from pdxfer.errors import PdxferError, RemoteProtocolError, TransferError
 from pdxfer.protocol.prefill.ended import EndedReceives
 from pdxfer.protocol.prefill.waiting import Waiting
-from pdxfer.protocol.workers import Pair, Worker, from_info, judge, missing_ranks
+from pdxfer.protocol.told import ToldWorkers, Verdicts
+from pdxfer.protocol.workers import Pair, Worker, missing_ranks
 from pdxfer.wire.messages import Accept, Attach, PairPlan, PairReject, Receive
 
 
@@ -44,6 +45,8 @@ class DecodePeer:
     revision: int = 0
     workers: dict[int, Worker] = field(default_factory=dict)
     siblings: list[Worker] = field(default_factory=list)
+    told: ToldWorkers = field(default_factory=ToldWorkers)
+    judged: Verdicts[tuple[str, int]] = field(default_factory=Verdicts)
     verdicts: dict[tuple[int, int], Pair] = field(default_factory=dict)
     own: list[Worker] = field(default_factory=list)
     """Prefill workers as last judged."""
@@ -79,9 +82,9 @@ class DecodePeer:
                 f"Attach names {len(message.workers)} workers, "
                 f"at most {limits.WORKERS_PER_AGENT_MAX}"
             )
-        workers = {info.worker_id: from_info(info) for info in message.workers}
-        siblings = [from_info(info) for info in message.siblings]
-        self.workers, self.siblings = workers, siblings
+        workers, siblings = self.told.take(message.workers, message.siblings)
+        self.workers = {worker.worker_id: worker for worker in workers}
+        self.siblings = siblings
         self.ended.drop_verdicts(self.peer_id)
         self.revision, self.lane = message.revision, message.lane
         self.lane_address = message.lane_address
@@ -107,7 +110,8 @@ class DecodePeer:
             if attached < expected:
                 continue
             for destination in self.workers.values():
-                verdicts = judge(sources, destination)
+                name = (instance, destination.worker_id)
+                verdicts = self.judged.judge(name, sources, destination)
                 for worker_id in mine:
                     key = (worker_id, destination.worker_id)
                     self.verdicts[key] = verdicts["own", worker_id]
