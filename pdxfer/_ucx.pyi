@@ -14,6 +14,7 @@ class Engine:
         *,
         lane: str,
         net_devices: str,
+        address_family: str,
         tcp_port_range: str,
         tcp_user_timeout_s: float,
         window_bytes: int,

@@ -75,12 +75,13 @@ std::uint64_t post(Engine& engine, std::uint64_t path, std::uint64_t generation,
 }
 
 pdx::ucx::EngineOptions options(const std::string& lane, const std::string& net_devices,
+                                const std::string& address_family,
                                 const std::string& tcp_port_range, double tcp_user_timeout_s,
                                 std::uint64_t window_bytes, std::uint64_t window_descriptors_min,
                                 double spin_us, std::uint64_t commit_bytes_max,
                                 double watch_timeout_s) {
   pdx::ucx::EngineOptions made;
-  made.lane = {lane, net_devices, tcp_port_range, tcp_user_timeout_s};
+  made.lane = {lane, net_devices, address_family, tcp_port_range, tcp_user_timeout_s};
   made.window = {window_bytes, window_descriptors_min};
   made.spin_us = spin_us;
   made.commit_bytes_max = commit_bytes_max;
@@ -94,17 +95,19 @@ void bind_engine(nb::module_& m) {
       .def(
           "__init__",
           [](Engine* self, const std::string& lane, const std::string& net_devices,
-             const std::string& tcp_port_range, double tcp_user_timeout_s,
-             std::uint64_t window_bytes, std::uint64_t window_descriptors_min, double spin_us,
-             std::uint64_t commit_bytes_max, double watch_timeout_s) {
+             const std::string& address_family, const std::string& tcp_port_range,
+             double tcp_user_timeout_s, std::uint64_t window_bytes,
+             std::uint64_t window_descriptors_min, double spin_us, std::uint64_t commit_bytes_max,
+             double watch_timeout_s) {
             const nb::gil_scoped_release released;
-            new (self)
-                Engine(options(lane, net_devices, tcp_port_range, tcp_user_timeout_s, window_bytes,
-                               window_descriptors_min, spin_us, commit_bytes_max, watch_timeout_s));
+            new (self) Engine(options(lane, net_devices, address_family, tcp_port_range,
+                                      tcp_user_timeout_s, window_bytes, window_descriptors_min,
+                                      spin_us, commit_bytes_max, watch_timeout_s));
           },
-          nb::kw_only(), nb::arg("lane"), nb::arg("net_devices"), nb::arg("tcp_port_range"),
-          nb::arg("tcp_user_timeout_s"), nb::arg("window_bytes"), nb::arg("window_descriptors_min"),
-          nb::arg("spin_us"), nb::arg("commit_bytes_max"), nb::arg("watch_timeout_s"))
+          nb::kw_only(), nb::arg("lane"), nb::arg("net_devices"), nb::arg("address_family"),
+          nb::arg("tcp_port_range"), nb::arg("tcp_user_timeout_s"), nb::arg("window_bytes"),
+          nb::arg("window_descriptors_min"), nb::arg("spin_us"), nb::arg("commit_bytes_max"),
+          nb::arg("watch_timeout_s"))
       .def("fileno", &Engine::fileno)
       .def(
           "drain", &drain,

@@ -165,6 +165,8 @@ void settings_are_checked_here() {
   for (const char* ports : {"x", "1", "5-1", "0-5", "1-70000", "1-2x"}) {
     refuse({.lane = "tcp", .net_devices = {}, .tcp_port_range = ports}, "tcp_port_range");
   }
+  refuse({.lane = "tcp", .net_devices = {}, .address_family = "4", .tcp_port_range = {}},
+         "address_family: '4'");
   LaneSettings late;
   late.tcp_user_timeout_s = std::numeric_limits<double>::quiet_NaN();
   refuse(late, "tcp_user_timeout_s");

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.decode import DecodeAgent
-from pdxfer.agent.host import device_of
+from pdxfer.agent.host import lane_network
 from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.prefill import PrefillAgent
 from pdxfer.errors import ConfigError
@@ -16,11 +16,17 @@ from pdxfer.fabric.lanes import LANES, LaneSettings
 
 
 def lanes_of(config: AgentConfig) -> MakeFabric:
-    """The lanes of the table, each made with this configuration when it is first used."""
+    """The lanes of the table, each made with this configuration when it is first used.
+
+    Raises: ConfigError when they could not listen on the address that is bound or advertised.
+    """
+    network = lane_network(config.bind, config.advertise, config.net_device)
+    settings = LaneSettings(
+        ucx=config.ucx, net_device=network.device, address_family=network.family
+    )
 
     def make(lane: str) -> Fabric:
-        device = config.net_device or device_of(config.bind)
-        return LANES[lane].make(LaneSettings(ucx=config.ucx, net_device=device))
+        return LANES[lane].make(settings)
 
     return make
 

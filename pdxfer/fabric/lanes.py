@@ -34,6 +34,8 @@ class LaneSettings:
     """Which UCX library: auto, wheel, system or a directory."""
     net_device: str = ""
     """Network device to listen and send on; empty: any."""
+    address_family: str = ""
+    """`inet` or `inet6`: of the address that was bound or advertised; empty: either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,12 @@ def _ucx(lane: str) -> Callable[[LaneSettings], Fabric]:
     def make(settings: LaneSettings) -> Fabric:
         from pdxfer.fabric.ucx import UcxFabric  # loads UCX: only where a lane is really used
 
-        return UcxFabric(lane, ucx=settings.ucx, net_device=settings.net_device)
+        return UcxFabric(
+            lane,
+            ucx=settings.ucx,
+            net_device=settings.net_device,
+            address_family=settings.address_family,
+        )
 
     return make
 

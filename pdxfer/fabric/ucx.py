@@ -124,6 +124,7 @@ class UcxFabric(SenderPlacesFabric):
         *,
         ucx: str | None = None,
         net_device: str = "",
+        address_family: str = "",
         tcp_port_range: str = "",
         tcp_user_timeout_s: float = 5.0,
         window_bytes: int = limits.WINDOW_BYTES,
@@ -136,6 +137,8 @@ class UcxFabric(SenderPlacesFabric):
             lane: `tcp` or `cma`.
             ucx: As `PDXFER_UCX`; None: that variable, else `auto`.
             net_device: Network devices, as `UCX_NET_DEVICES`; empty: all.
+            address_family: `inet` or `inet6`: of a device, UCX listens on the first address of this
+                family, and reaches peers of this family only; empty: IPv4 where a device has it.
             tcp_port_range: `first-last`, where UCX listens, one port for each path and each
                 receiver; empty: any port.
             tcp_user_timeout_s: Sent bytes not acknowledged for so long end the connection. Above
@@ -157,6 +160,7 @@ class UcxFabric(SenderPlacesFabric):
         self._engine: Engine = self.runtime.module.Engine(
             lane=lane,
             net_devices=net_device,
+            address_family=address_family,
             tcp_port_range=tcp_port_range,
             tcp_user_timeout_s=tcp_user_timeout_s,
             window_bytes=window_bytes,

@@ -47,7 +47,8 @@ Runtime runtime() {
   return found;
 }
 
-Context::Context(const LaneSettings& lane) : lane_(lane.lane), runtime_(pdx::ucx::runtime()) {
+Context::Context(const LaneSettings& lane)
+    : lane_(lane.lane), address_family_(lane.address_family), runtime_(pdx::ucx::runtime()) {
   const Config config = read_config(lane, runtime_);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;

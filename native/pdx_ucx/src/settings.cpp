@@ -54,6 +54,10 @@ void validate(const LaneSettings& lane) {
     throw SettingError("lane: '" + lane.lane + "' is not a UCX lane of this build; use tcp or cma");
   }
   require_devices(lane.net_devices);
+  if (!lane.address_family.empty() && lane.address_family != "inet" &&
+      lane.address_family != "inet6") {
+    throw SettingError("address_family: '" + lane.address_family + "' is neither inet nor inet6");
+  }
   if (!lane.tcp_port_range.empty()) {
     require_port_range(lane.tcp_port_range);
   }
@@ -109,6 +113,9 @@ std::vector<Setting> settings_for(const LaneSettings& lane, unsigned ucx_major,
   }
   if (!lane.net_devices.empty()) {
     all.push_back({"NET_DEVICES", lane.net_devices});
+  }
+  if (!lane.address_family.empty()) {
+    all.push_back({"TCP_AF_PRIO", lane.address_family});
   }
   if (!lane.tcp_port_range.empty()) {
     all.push_back({"TCP_PORT_RANGE", lane.tcp_port_range});

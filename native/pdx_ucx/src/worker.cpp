@@ -12,7 +12,7 @@ Worker::Worker(const Context& context, WorkerSet& set) : set_(set) {
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   check(ucp_worker_create(context.handle(), &params, &handle_), "creating a UCX worker");
   try {
-    learn_descriptor_and_address();
+    learn_descriptor_and_address(context);
     set_.add(*this);
   } catch (...) {
     ucp_worker_destroy(handle_);
@@ -25,7 +25,7 @@ Worker::~Worker() {
   ucp_worker_destroy(handle_);
 }
 
-void Worker::learn_descriptor_and_address() {
+void Worker::learn_descriptor_and_address(const Context& context) {
   const char* what = "asking a UCX worker for its descriptor and address";
   check(ucp_worker_get_efd(handle_, &fd_), what);
   ucp_address_t* raw = nullptr;
@@ -39,6 +39,12 @@ void Worker::learn_descriptor_and_address() {
     throw ResourceError(std::string("the address that this UCX gives its own worker is not "
                                     "understood, so none of a peer can be checked: ") +
                         error.what());
+  }
+  const std::string& family = context.address_family();
+  if (!family.empty() && parsed_.families() != family) {
+    throw ResourceError("UCX listens on addresses of " + parsed_.families() + ", not of " + family +
+                        " as the address that is bound: unset UCX_TCP_AF_PRIO and "
+                        "UCX_NET_DEVICES, or use a newer UCX");
   }
 }
 

@@ -205,6 +205,18 @@ WorkerAddress WorkerAddress::parse(std::string_view packed) {
   return address;
 }
 
+std::string WorkerAddress::families() const {
+  bool inet = false;
+  bool inet6 = false;
+  for (const Entry& entry : entries) {
+    if (entry.transport == kTcp) {
+      inet = inet || byte_of(entry.device, 1) == kInet;
+      inet6 = inet6 || byte_of(entry.device, 1) == kInet6;
+    }
+  }
+  return inet && inet6 ? "inet,inet6" : inet ? "inet" : inet6 ? "inet6" : "";
+}
+
 std::string WorkerAddress::problem(std::string_view theirs, const WorkerAddress& ours) {
   WorkerAddress address;
   try {
@@ -218,6 +230,13 @@ std::string WorkerAddress::problem(std::string_view theirs, const WorkerAddress&
   if (address.release != ours.release) {
     return "UCX worker address: it is of UCX release " + std::to_string(address.release) +
            " (minor version modulo 16), here it is " + std::to_string(ours.release);
+  }
+  const std::string here = ours.families();
+  const std::string there = address.families();
+  if (here.find(',') == std::string::npos && there.find(',') == std::string::npos &&
+      here != there) {
+    return "UCX worker address: the peer's lane listens on " + there + " and this one on " + here +
+           "; bind addresses of one family on both sides";
   }
   for (const Entry& entry : address.entries) {
     if (!has(ours.entries, entry)) {

@@ -36,12 +36,15 @@ class Context {
 
   ucp_context_h handle() const { return handle_; }
   const std::string& lane() const { return lane_; }
+  // "inet" or "inet6", or empty: as in the settings.
+  const std::string& address_family() const { return address_family_; }
   const Runtime& runtime() const { return runtime_; }
   // Held while memory is registered or unregistered: UCX itself does not lock there.
   std::mutex& memory_mutex() const { return memory_mutex_; }
 
  private:
   std::string lane_;
+  std::string address_family_;
   Runtime runtime_;
   ucp_context_h handle_ = nullptr;
   mutable std::mutex memory_mutex_;

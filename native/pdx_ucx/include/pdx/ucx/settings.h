@@ -11,6 +11,9 @@ struct LaneSettings {
   std::string lane = "tcp";
   // UCX_NET_DEVICES, e.g. "lo" or "eth0,eth1"; empty: every device.
   std::string net_devices;
+  // "inet" or "inet6": the one family of the addresses that UCX listens on; empty: IPv4 where a
+  // device has an address of it, else IPv6.
+  std::string address_family{};
   // UCX_TCP_PORT_RANGE, e.g. "20000-20100"; empty: any port.
   std::string tcp_port_range;
   // How long sent bytes may stay unacknowledged before the connection is given up. Above the

@@ -46,7 +46,7 @@ class Worker {
   std::uint64_t last_event_ns = 0;
 
  private:
-  void learn_descriptor_and_address();
+  void learn_descriptor_and_address(const Context& context);
 
   WorkerSet& set_;
   ucp_worker_h handle_ = nullptr;

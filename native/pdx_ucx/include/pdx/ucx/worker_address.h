@@ -36,6 +36,10 @@ class WorkerAddress {
   // capabilities or a UCX version other than those that a worker of the same lane has.
   static std::string problem(std::string_view theirs, const WorkerAddress& ours);
 
+  // Of the addresses that tcp listens on: "inet", "inet6", both with a comma between them, or
+  // empty.
+  std::string families() const;
+
   std::uint64_t worker = 0;
   // UCX's minor version modulo 16, or -1 where none is told.
   int release = -1;
