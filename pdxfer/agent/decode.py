@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pdxfer.agent.base import Agent
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.lanes import MakeFabric
-from pdxfer.agent.ports import WorkerPort, to_pages
+from pdxfer.agent.ports import WorkerPort
 from pdxfer.agent.receiver import Receiver
+from pdxfer.agent.requests import given_places
 from pdxfer.agent.writers import Writers
 from pdxfer.control.keys import load_client_keys
 from pdxfer.control.link import ControlLink
@@ -21,7 +22,7 @@ from pdxfer.errors import (
     PeerError,
 )
 from pdxfer.fabric.base import Fabric, FabricEvent, SenderLost
-from pdxfer.layout import Pages, PlanSummary
+from pdxfer.layout import PlanSummary
 from pdxfer.local.messages import (
     AbortTransfer,
     Connected,
@@ -29,7 +30,6 @@ from pdxfer.local.messages import (
     FromWorker,
     OpenReceive,
     PlacePages,
-    Places,
     Refused,
     TransferStatus,
     Verdict,
@@ -138,7 +138,8 @@ class DecodeAgent(Agent):
             case OpenReceive():
                 self._receive(port, message)
             case PlacePages():
-                self._place(port, message.transfer, message.place, to_pages(message.place.groups))
+                worker_id, place = port.attached.worker_id, given_places(message.place)
+                self.machine.place(worker_id, message.transfer, place, now=self.now())
             case _:
                 raise LocalProtocolError(
                     f"a decode agent takes no {type(message).__name__}; use pdxfer-prefill's socket"
@@ -155,33 +156,21 @@ class DecodeAgent(Agent):
         worker = port.attached
         port.open_slot(message)
         self.refuse_when_draining()
-        slot, place = message.transfer, message.place
-        pages = None if place is None else to_pages(place.groups)  # refused before it is bound
+        place = None if message.place is None else given_places(message.place)
         prefill = self._links.ensure(message.prefill, self.now())
         receiving = self.machine.receive(
             worker.worker_id,
             message.room,
-            slot,
+            message.transfer,
             prefill,
             deadline=self.now() + message.deadline_s,
             now=self.now(),
             unreachable_s=message.unreachable_s,
             must_exist=message.must_exist,
+            place=place,
         )
         if receiving.state in FINAL and receiving.error is not None:
             raise receiving.error  # known already: it is the answer
-        if place is not None and pages is not None:
-            self._place(port, slot, place, pages)
-
-    def _place(self, port: WorkerPort, slot: int, place: Places, pages: dict[str, Pages]) -> None:
-        self.machine.place(
-            port.attached.worker_id,
-            slot,
-            pages,
-            tokens=place.tokens,
-            prefix_tokens=place.prefix_tokens,
-            now=self.now(),
-        )
 
     def on_abort(self, port: WorkerPort, message: AbortTransfer) -> None:
         """The worker gives a receive up."""

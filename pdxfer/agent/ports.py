@@ -6,7 +6,7 @@ import os
 
 from pdxfer import limits
 from pdxfer.errors import ConfigError, LocalProtocolError
-from pdxfer.layout import KVLayout, Pages
+from pdxfer.layout import KVLayout
 from pdxfer.local.board import BoardWriter
 from pdxfer.local.messages import (
     AttachWorker,
@@ -22,8 +22,7 @@ from pdxfer.memory import MemoryRange, SharedMemory, map_sealed
 from pdxfer.protocol.effects import Show
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.workers import Worker, rank_of
-from pdxfer.wire.messages import GroupPages, RegionInfo
-from pdxfer.wire.pages import unpack_ids
+from pdxfer.wire.messages import RegionInfo
 
 _TOLD = FINAL | {State.READY, State.SENT}
 """States that come with an `Outcome` also where nothing failed."""
@@ -269,15 +268,3 @@ def _used_ends(message: AttachWorker, layout: KVLayout) -> dict[int, int]:
         end = part.offset_bytes + region.length_bytes
         ends[part.fd_index] = max(end, ends.get(part.fd_index, 0))
     return ends
-
-
-def to_pages(groups: dict[str, GroupPages]) -> dict[str, Pages]:
-    """The page lists of a local message.
-
-    Raises:
-        RemoteProtocolError: an encoding is malformed or over its limit.
-    """
-    return {
-        name: Pages(unpack_ids(group.encoding, group.ids), group.first_token)
-        for name, group in groups.items()
-    }

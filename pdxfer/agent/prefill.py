@@ -7,7 +7,8 @@ import logging
 from pdxfer.agent.base import Agent
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.lanes import MakeFabric
-from pdxfer.agent.ports import WorkerPort, to_pages
+from pdxfer.agent.ports import WorkerPort
+from pdxfer.agent.requests import given_chunk
 from pdxfer.agent.sender import Sender
 from pdxfer.control.keys import load_server_keys
 from pdxfer.control.server import ControlServer
@@ -16,10 +17,8 @@ from pdxfer.fabric.base import (
     Fabric,
     FabricEvent,
 )
-from pdxfer.layout import Pages
 from pdxfer.local.messages import (
     AbortTransfer,
-    Chunk,
     FromWorker,
     OpenSend,
     SendChunk,
@@ -117,7 +116,8 @@ class PrefillAgent(Agent):
             case OpenSend():
                 self._open(port, message)
             case SendChunk():
-                self._send(port, message.transfer, message.chunk, to_pages(message.chunk.groups))
+                worker_id, chunk = port.attached.worker_id, given_chunk(message.chunk)
+                self.machine.send(worker_id, message.transfer, chunk)
             case _:
                 raise LocalProtocolError(
                     f"a prefill agent takes no {type(message).__name__}; use pdxfer-decode's socket"
@@ -127,24 +127,14 @@ class PrefillAgent(Agent):
         worker = port.attached
         port.open_slot(message)
         self.refuse_when_draining()
-        slot, chunk = message.transfer, message.chunk
-        pages = None if chunk is None else to_pages(chunk.groups)  # refused before the room is open
-        deadline = self.now() + message.deadline_s
+        chunk = None if message.chunk is None else given_chunk(message.chunk)
         self.machine.open(
-            worker.worker_id, message.room, slot, deadline=deadline, lease_s=message.lease_s
-        )
-        if chunk is not None and pages is not None:
-            self._send(port, slot, chunk, pages)
-
-    def _send(self, port: WorkerPort, slot: int, chunk: Chunk, pages: dict[str, Pages]) -> None:
-        self.machine.send(
-            port.attached.worker_id,
-            slot,
-            pages,
-            tokens=chunk.tokens,
-            layers=chunk.layers,
-            last=chunk.last,
-            aux=chunk.aux,
+            worker.worker_id,
+            message.room,
+            message.transfer,
+            deadline=self.now() + message.deadline_s,
+            lease_s=message.lease_s,
+            chunk=chunk,
         )
 
     def on_abort(self, port: WorkerPort, message: AbortTransfer) -> None:

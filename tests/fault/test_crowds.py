@@ -14,6 +14,7 @@ import pytest
 from pdxfer.errors import PdxferError
 from pdxfer.fabric.base import Scope
 from pdxfer.layout import Rank, token_major
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.state import RETURNED_AT_DECODE, RETURNED_AT_PREFILL, State
 from tests.support.cluster import Cluster, full
 
@@ -140,15 +141,23 @@ class Crowd:
 
     def receive(self, worker, room):
         machine, ids = worker.node.machine, worker.rooms[room]
+        place = GivenPlaces(full(ids), PAGE * len(ids))
+        at_once = self.rng.random() < 0.5
         try:
             machine.receive(
-                worker.id, room, room, self.addresses, deadline=self.now + WAIT_S, now=self.now
+                worker.id,
+                room,
+                room,
+                self.addresses,
+                deadline=self.now + WAIT_S,
+                now=self.now,
+                place=place if at_once else None,
             )
         except PdxferError:  # too much of the pool is quarantined
             worker.free += worker.rooms.pop(room)
             return
-        tokens = PAGE * len(ids)
-        machine.place(worker.id, room, full(ids), tokens=tokens, prefix_tokens=0, now=self.now)
+        if not at_once:
+            machine.place(worker.id, room, place, now=self.now)
         worker.node.pump()
 
     def send(self, worker, room):
@@ -165,9 +174,7 @@ class Crowd:
 
     def chunk(self, worker, room, ids, *, last):
         if self.alive(worker) and room not in worker.returned:
-            worker.node.machine.send(
-                worker.id, room, full(ids), tokens=None, layers=None, last=last, aux=b""
-            )
+            worker.node.machine.send(worker.id, room, GivenChunk(full(ids), last=last))
             worker.node.pump()
 
     # -- what is watched ---------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pdxfer import limits
 from pdxfer.errors import PdxferError
 from pdxfer.fabric.base import Scope
 from pdxfer.layout import token_major
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.state import RETURNED_AT_DECODE, State
 from tests.support.cluster import ADDRESS, Cluster, full
 
@@ -71,7 +72,7 @@ class History:
         except PdxferError:
             return
         tokens = PAGE * len(ids)
-        self.decode.machine.place(0, slot, full(ids), tokens=tokens, prefix_tokens=0, now=now)
+        self.decode.machine.place(0, slot, GivenPlaces(full(ids), tokens, 0), now=now)
         self.decode.pump()
 
     def send(self, slot, source, now):
@@ -80,12 +81,8 @@ class History:
         self.prefill.machine.open(0, slot + 1, slot, deadline=now + 20, lease_s=30.0)
         half = self.rng.randint(0, len(source) - 1)
         if half:
-            self.prefill.machine.send(
-                0, slot, full(source[:half]), tokens=None, layers=None, last=False, aux=b""
-            )
-        self.prefill.machine.send(
-            0, slot, full(source[half:]), tokens=None, layers=None, last=True, aux=b""
-        )
+            self.prefill.machine.send(0, slot, GivenChunk(full(source[:half]), last=False))
+        self.prefill.machine.send(0, slot, GivenChunk(full(source[half:])))
         self.prefill.pump()
 
     def step(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pdxfer.layout import Rank, token_major
 from pdxfer.protocol.effects import Tell
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from tests.support.cluster import ADDRESS, Cluster, full
 
 PAGE = 4
@@ -68,7 +69,7 @@ def receive(cluster, node, worker=0, room=7, ids=(5, 6), slot=0, wait_s=60.0, pr
         worker, room, slot, prefill, deadline=cluster.now + wait_s, now=cluster.now
     )
     tokens = PAGE * len(ids)
-    node.machine.place(worker, slot, full(ids), tokens=tokens, prefix_tokens=0, now=cluster.now)
+    node.machine.place(worker, slot, GivenPlaces(full(ids), tokens, 0), now=cluster.now)
     node.pump()
     return receiving
 
@@ -83,7 +84,7 @@ def send(node, worker=0, ids=(2, 3), slot=0, last=True, tokens=None):
     """Send a chunk; with the last one the tokens of its pages."""
     if tokens is None and last:
         tokens = PAGE * len(ids)
-    node.machine.send(worker, slot, full(ids), tokens=tokens, layers=None, last=last, aux=b"")
+    node.machine.send(worker, slot, GivenChunk(full(ids), tokens=tokens, last=last))
     node.pump()
 
 

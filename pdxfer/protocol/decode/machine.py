@@ -15,7 +15,7 @@ from pdxfer.errors import (
     TransferError,
     from_wire,
 )
-from pdxfer.layout import Pages, PlanSummary, Rank
+from pdxfer.layout import PlanSummary, Rank
 from pdxfer.protocol.decode.binding import Binding
 from pdxfer.protocol.decode.deadlines import Deadlines
 from pdxfer.protocol.decode.held import HeldPages
@@ -26,6 +26,7 @@ from pdxfer.protocol.decode.receiving import Receiving
 from pdxfer.protocol.decode.sides import Sides
 from pdxfer.protocol.decode.sources import PrefillPeer, Sources
 from pdxfer.protocol.effects import Effect, Tell, WatchSender, lane_work_first
+from pdxfer.protocol.given import GivenPlaces
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import (
     Abort,
@@ -149,8 +150,12 @@ class DecodeMachine:
         now: float,
         unreachable_s: float | None = None,
         must_exist: bool = False,
+        place: GivenPlaces | None = None,
     ) -> Receiving:
-        """Hold a room; a refusal known already leaves the returned receive FAILED with its error.
+        """Hold a room, with `place` for pages that are given already.
+
+        A refusal that is known already, or an error in the places, leaves the returned receive
+        FAILED with its error.
 
         Raises:
             LocalProtocolError: the worker has a live receive of this room; nothing has changed.
@@ -175,38 +180,37 @@ class DecodeMachine:
         )
         self._receives.index.add(receiving)
         self._receives.show(receiving)
-        self._binding.bind(receiving, now)
+        if place is None or self._take(receiving, place, now):
+            self._binding.bind(receiving, now)
         return receiving
 
-    def place(
-        self,
-        worker_id: int,
-        slot: int,
-        pages: dict[str, Pages],
-        *,
-        tokens: int,
-        prefix_tokens: int,
-        now: float,
-    ) -> None:
+    def place(self, worker_id: int, slot: int, place: GivenPlaces, *, now: float) -> None:
         """Give a receive its pages, once. An error in them fails the receive."""
         receiving = self._receives.index.by_slot.get((worker_id, slot))
         if receiving is None or receiving.error is not None:
             return
-        try:
-            if receiving.pages is not None:
-                raise LocalProtocolError(f"room {receiving.room}: its pages are placed already")
-            placed = check_places(receiving, pages, tokens, prefix_tokens)
-            self._receives.held[worker_id].hold(receiving.generation, placed, receiving.room)
-        except PdxferError as error:
-            self._receives.fail(receiving, error, now)
+        if not self._take(receiving, place, now):
             return
-        receiving.pages = placed
-        receiving.tokens, receiving.prefix_tokens = tokens, prefix_tokens
         if receiving.debts:
             self._binding.tell_places(receiving)
             self._receives.settle(receiving)
         else:
             self._binding.bind(receiving, now)
+
+    def _take(self, receiving: Receiving, place: GivenPlaces, now: float) -> bool:
+        """Hold the pages that a worker gives; False where an error in them has failed the room."""
+        try:
+            if receiving.pages is not None:
+                raise LocalProtocolError(f"room {receiving.room}: its pages are placed already")
+            placed = check_places(receiving, place.pages, place.tokens, place.prefix_tokens)
+            held = self._receives.held[receiving.worker]
+            held.hold(receiving.generation, placed, receiving.room)
+        except PdxferError as error:
+            self._receives.fail(receiving, error, now)
+            return False
+        receiving.pages = placed
+        receiving.tokens, receiving.prefix_tokens = place.tokens, place.prefix_tokens
+        return True
 
     def abort(self, worker_id: int, slot: int, reason: str, now: float) -> None:
         """The worker gives its receive up; its pages come back after the proof."""

@@ -16,7 +16,7 @@ from pdxfer.errors import (
     ResourceError,
     TransferError,
 )
-from pdxfer.layout import Pages, check_page_ids
+from pdxfer.layout import check_page_ids
 from pdxfer.protocol.effects import (
     Announce,
     ClosePath,
@@ -25,6 +25,7 @@ from pdxfer.protocol.effects import (
     Tell,
     lane_work_first,
 )
+from pdxfer.protocol.given import GivenChunk
 from pdxfer.protocol.prefill.deadlines import Deadlines
 from pdxfer.protocol.prefill.matching import Matching
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
@@ -85,9 +86,18 @@ class PrefillMachine:
         self._sends.free_departed(worker_id)
 
     def open(
-        self, worker_id: int, room: int, slot: int, *, deadline: float, lease_s: float
+        self,
+        worker_id: int,
+        room: int,
+        slot: int,
+        *,
+        deadline: float,
+        lease_s: float,
+        chunk: GivenChunk | None = None,
     ) -> Sending:
-        """Hold a room for a send.
+        """Hold a room for a send, with `chunk` for pages that are given already.
+
+        An error in the chunk leaves the returned send FAILED with its error.
 
         Raises:
             LocalProtocolError: the worker has a live send of this room; nothing has changed.
@@ -105,6 +115,8 @@ class PrefillMachine:
         self._sends.failed.pop(key, None)
         self._sends.by_slot[worker_id, slot] = sending
         self._sends.show(sending)
+        if chunk is not None and not self._take(sending, chunk):
+            return sending
         for peer in self.peers.values():
             for receive in peer.waiting.take(worker_id, room):
                 self._matching.bind(peer, receive, sending)
@@ -114,36 +126,33 @@ class PrefillMachine:
         self._sends.pump(sending)
         return sending
 
-    def send(
-        self,
-        worker_id: int,
-        slot: int,
-        pages: dict[str, Pages],
-        *,
-        tokens: int | None,
-        layers: list[int] | None,
-        last: bool,
-        aux: bytes,
-    ) -> None:
+    def send(self, worker_id: int, slot: int, chunk: GivenChunk) -> None:
         """Append a chunk. An error in it fails the send, since a chunk cannot be left out."""
         sending = self._sends.by_slot.get((worker_id, slot))
         if sending is None or sending.error is not None:
             return
+        if self._take(sending, chunk):
+            self._sends.pump(sending)
+
+    def _take(self, sending: Sending, chunk: GivenChunk) -> bool:
+        """Append a chunk; False where an error in it has failed the send."""
         try:
-            for group, listed in pages.items():
+            for group, listed in chunk.pages.items():
                 check_page_ids(sending.layout, group, listed.ids)
-            if len(aux) > limits.AUX_BYTES_MAX:
-                raise ResourceError(f"aux has {len(aux)} bytes, at most {limits.AUX_BYTES_MAX}")
+            if len(chunk.aux) > limits.AUX_BYTES_MAX:
+                raise ResourceError(
+                    f"aux has {len(chunk.aux)} bytes, at most {limits.AUX_BYTES_MAX}"
+                )
             if len(sending.chunks) >= limits.CHUNKS_PER_TRANSFER_MAX:
                 raise ResourceError(
                     f"room {sending.room}: more than {limits.CHUNKS_PER_TRANSFER_MAX} chunks"
                 )
-            sending.add_chunk(pages, tokens, layers, last=last)
-            sending.aux = aux or sending.aux
+            sending.add_chunk(chunk.pages, chunk.tokens, chunk.layers, last=chunk.last)
+            sending.aux = chunk.aux or sending.aux
         except PdxferError as error:
             self._sends.give_up(sending, error)
-            return
-        self._sends.pump(sending)
+            return False
+        return True
 
     def abort(self, worker_id: int, slot: int, reason: str) -> None:
         """The worker gives its send up; a commit that has left cannot be called back."""

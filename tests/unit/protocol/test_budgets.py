@@ -7,6 +7,7 @@ import pytest
 from pdxfer import limits
 from pdxfer.errors import ResourceError
 from pdxfer.layout import Pages, token_major
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.state import State
 from pdxfer.wire.messages import Abort
 from tests.support.cluster import ADDRESS, Cluster
@@ -43,7 +44,7 @@ class Several:
     def place(self, room, who=0, first=0):
         decode, now = self.decodes[who], self.cluster.now
         pages = {"full": Pages(IDS + first)}
-        decode.machine.place(0, room, pages, tokens=PAGES, prefix_tokens=0, now=now)
+        decode.machine.place(0, room, GivenPlaces(pages, PAGES, 0), now=now)
         decode.pump()
         self.cluster.run()
 
@@ -118,9 +119,7 @@ def test_pages_of_live_sends_count_until_these_end(monkeypatch):
     over = several.receive(2, first=PAGES)
     assert (second.state, over.state) == (State.FAILED, State.FAILED)
     assert isinstance(over.error, ResourceError)
-    several.prefill.machine.send(
-        0, 1, {"full": Pages(IDS)}, tokens=PAGES, layers=None, last=True, aux=b""
-    )
+    several.prefill.machine.send(0, 1, GivenChunk({"full": Pages(IDS)}, tokens=PAGES))
     several.prefill.pump()
     several.cluster.run()
     assert first.state is State.COMMITTED

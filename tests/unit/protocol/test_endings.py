@@ -8,6 +8,7 @@ from pdxfer import limits
 from pdxfer.errors import LayoutMismatchError, PeerError, RemoteProtocolError
 from pdxfer.layout import Rank
 from pdxfer.protocol.effects import Post, Tell
+from pdxfer.protocol.given import GivenChunk
 from pdxfer.protocol.state import State
 from pdxfer.wire.messages import Abort, Drained, Failed, Heartbeat, Receive
 from tests.support.cluster import Cluster, full
@@ -383,7 +384,7 @@ def test_no_commit_leaves_behind_writes_that_could_not_be_posted():
     open_room(cluster, prefill)
     cluster.run()
     life = decode.machine.incarnation
-    prefill.machine.send(0, 0, full([2, 3]), tokens=8, layers=None, last=True, aux=b"")
+    prefill.machine.send(0, 0, GivenChunk(full([2, 3]), tokens=8))
     posted = [e for e in prefill.machine.take_effects() if not isinstance(e, Post)]
     prefill.machine.on_batch(life, 1, 0, length_bytes=0, runs=0, error="no memory", ended=True)
     for effect in posted:

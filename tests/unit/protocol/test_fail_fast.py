@@ -4,6 +4,7 @@ import pytest
 
 from pdxfer.errors import PeerError
 from pdxfer.layout import page_major
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.state import State
 from tests.support.cluster import ADDRESS, Cluster, full
 
@@ -104,10 +105,10 @@ def test_a_room_that_must_exist_and_does_is_received():
     pair = Joined()
     pair.join()
     pair.prefill.machine.open(0, 7, 0, deadline=pair.cluster.now + 60, lease_s=30.0)
-    pair.prefill.machine.send(0, 0, full([3]), tokens=4, layers=None, last=True, aux=b"")
+    pair.prefill.machine.send(0, 0, GivenChunk(full([3]), tokens=4))
     pair.prefill.pump()
     receiving = pair.receive(must_exist=True)
-    pair.decode.machine.place(0, 0, full([5]), tokens=4, prefix_tokens=0, now=pair.cluster.now)
+    pair.decode.machine.place(0, 0, GivenPlaces(full([5]), 4, 0), now=pair.cluster.now)
     pair.decode.pump()
     pair.cluster.run()
     assert receiving.state is State.COMMITTED

@@ -6,6 +6,7 @@ import pytest
 from pdxfer import limits
 from pdxfer.errors import LocalProtocolError, RemoteProtocolError
 from pdxfer.protocol.effects import PostCommit
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.state import State
 from pdxfer.wire.messages import CommitPayload
 from tests.support.cluster import ADDRESS, Cluster, full
@@ -17,7 +18,7 @@ def commit_of(cluster, prefill, decode):
     receive(cluster, decode)
     open_room(cluster, prefill)
     cluster.run()
-    prefill.machine.send(0, 0, full([2, 3]), tokens=8, layers=None, last=True, aux=b"aux")
+    prefill.machine.send(0, 0, GivenChunk(full([2, 3]), tokens=8, aux=b"aux"))
     [commit] = [e for e in prefill.machine.take_effects() if isinstance(e, PostCommit)]
     return commit.payload
 
@@ -178,7 +179,7 @@ def test_the_mark_waits_for_what_was_given_up_before_it_was_bound():
 def test_pages_are_placed_once():
     cluster, _, decode = pair()
     receive(cluster, decode)
-    decode.machine.place(0, 0, full([9, 10]), tokens=8, prefix_tokens=0, now=cluster.now)
+    decode.machine.place(0, 0, GivenPlaces(full([9, 10]), 8, 0), now=cluster.now)
     decode.pump()
     cluster.run()
     assert decode.shown[0, 0].state is State.FAILED

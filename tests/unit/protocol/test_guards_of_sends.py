@@ -7,6 +7,7 @@ import pytest
 from pdxfer.errors import LocalProtocolError, PeerError, RemoteProtocolError
 from pdxfer.layout import Rank
 from pdxfer.protocol.effects import Cancel, ClosePath, OpenPath, Post, PostCommit
+from pdxfer.protocol.given import GivenChunk
 from pdxfer.protocol.prefill.machine import PrefillMachine
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
@@ -141,7 +142,7 @@ def test_a_write_that_failed_proves_nothing_of_where_its_bytes_are():
 def test_the_only_write_in_flight_fails_and_the_lane_is_asked_for_its_end():
     cluster, prefill, decode = one_batch()
     life = decode.machine.incarnation
-    prefill.machine.send(0, 0, full([2]), tokens=None, layers=None, last=False, aux=b"")
+    prefill.machine.send(0, 0, GivenChunk(full([2]), last=False))
     [post] = [e for e in prefill.machine.take_effects() if isinstance(e, Post)]
     assert len(post.chunk.batches().splits) == 2
     prefill.machine.on_batch(life, 1, 0, length_bytes=0, runs=0, error="no answer", ended=True)
@@ -158,7 +159,7 @@ def test_the_only_write_in_flight_fails_and_the_lane_is_asked_for_its_end():
 def test_bytes_that_were_not_placed_are_an_error_though_the_lane_tells_none(missing):
     cluster, prefill, decode = one_batch()
     life = decode.machine.incarnation
-    prefill.machine.send(0, 0, full([2, 3]), tokens=8, layers=None, last=True, aux=b"")
+    prefill.machine.send(0, 0, GivenChunk(full([2, 3]), tokens=8))
     effects = prefill.machine.take_effects()
     [post] = [e for e in effects if isinstance(e, Post)]
     [commit] = [e for e in effects if isinstance(e, PostCommit)]
@@ -239,7 +240,7 @@ def test_a_life_whose_path_broke_with_writes_on_it_is_never_called_drained():
     machine.open(0, 7, 0, deadline=60.0, lease_s=30.0)
     place = Place(generation=1, source_worker=0, tokens=8, groups=groups_of([5, 6]))
     machine.on_message(OLD, receive_of(1, place=place), 0.0)
-    machine.send(0, 0, full([2, 3]), tokens=8, layers=None, last=True, aux=b"")
+    machine.send(0, 0, GivenChunk(full([2, 3]), tokens=8))
     machine.on_message(NEW, Abort(decode_incarnation=OLD, reason="restarted"), 0.0)
     machine.on_path_closed(OLD, "cut", drained=False)
     assert not any(isinstance(message, Drained) for _, message in told(machine))
@@ -260,7 +261,7 @@ def test_a_receive_that_waits_ends_with_its_session(how):
         machine.on_message(OLD, attach_of(b"two"), 0.0)
         machine.on_path_opened(OLD, "")
     sending = machine.open(0, 7, 0, deadline=60.0, lease_s=30.0)
-    machine.send(0, 0, full([2, 3]), tokens=8, layers=None, last=True, aux=b"")
+    machine.send(0, 0, GivenChunk(full([2, 3]), tokens=8))
     effects = machine.take_effects()
     assert not any(isinstance(e, Post) for e in effects)
     assert not any(isinstance(getattr(e, "message", None), Matched) for e in effects)
@@ -277,7 +278,7 @@ def test_a_second_place_fails_the_send_and_writes_nothing(opened):
     second = Place(generation=1, source_worker=0, tokens=8, groups=groups_of([9, 10]))
     machine.on_message(OLD, receive_of(1), 0.0)
     if opened:
-        machine.send(0, 0, full([2]), tokens=8, layers=None, last=False, aux=b"")
+        machine.send(0, 0, GivenChunk(full([2]), tokens=8, last=False))
     machine.on_message(OLD, first, 0.0)
     machine.take_effects()
     machine.on_message(OLD, second, 0.0)

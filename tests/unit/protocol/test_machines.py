@@ -14,6 +14,7 @@ from pdxfer.errors import (
 )
 from pdxfer.layout import Pages, Rank, combine, page_major, token_major
 from pdxfer.protocol.effects import Tell
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.state import State
 from pdxfer.wire.messages import Abort, Drained
 from tests.support.cluster import ADDRESS, Cluster, full
@@ -58,7 +59,7 @@ class Pair:
 
     def place(self, ids, *, tokens, prefix=0, slot=0):
         self.decode.machine.place(
-            0, slot, full(ids), tokens=tokens, prefix_tokens=prefix, now=self.cluster.now
+            0, slot, GivenPlaces(full(ids), tokens, prefix), now=self.cluster.now
         )
         self.decode.pump()
 
@@ -71,7 +72,7 @@ class Pair:
 
     def send(self, ids, *, tokens=None, layers=None, last=True, aux=b"", slot=0):
         self.prefill.machine.send(
-            0, slot, full(ids), tokens=tokens, layers=layers, last=last, aux=aux
+            0, slot, GivenChunk(full(ids), tokens=tokens, layers=layers, last=last, aux=aux)
         )
         self.prefill.pump()
 
@@ -399,12 +400,12 @@ def test_two_source_ranks_fill_one_destination(seed):
     cluster.join(decode, prefill)
     cluster.run()
     decode.machine.receive(0, 7, 0, (ADDRESS,), deadline=cluster.now + 60, now=cluster.now)
-    decode.machine.place(0, 0, full([5, 6]), tokens=8, prefix_tokens=0, now=cluster.now)
+    decode.machine.place(0, 0, GivenPlaces(full([5, 6]), 8, 0), now=cluster.now)
     decode.pump()
     for tp in range(2):
         prefill.machine.open(tp, 7, 0, deadline=cluster.now + 60, lease_s=30.0)
         aux = b"from rank %d" % tp
-        prefill.machine.send(tp, 0, full([2, 3]), tokens=8, layers=None, last=True, aux=aux)
+        prefill.machine.send(tp, 0, GivenChunk(full([2, 3]), tokens=8, aux=aux))
         prefill.pump()
     cluster.run()
     assert decode.shown[0, 0].state is State.COMMITTED
@@ -449,12 +450,12 @@ def test_one_send_serves_two_receivers():
     cluster.join(decode, prefill)
     cluster.run()
     prefill.machine.open(0, 7, 0, deadline=cluster.now + 60, lease_s=30.0)
-    prefill.machine.send(0, 0, full([2, 3]), tokens=8, layers=None, last=True, aux=b"")
+    prefill.machine.send(0, 0, GivenChunk(full([2, 3]), tokens=8))
     prefill.pump()
     for tp in range(2):
         decode.machine.receive(tp, 7, 0, (ADDRESS,), deadline=cluster.now + 60, now=cluster.now)
         pages = full([5 + tp, 9])
-        decode.machine.place(tp, 0, pages, tokens=8, prefix_tokens=0, now=cluster.now)
+        decode.machine.place(tp, 0, GivenPlaces(pages, 8, 0), now=cluster.now)
         decode.pump()
         cluster.run()
         expected = State.READY if tp else State.WAITING
@@ -497,7 +498,7 @@ def test_a_window_group_covers_only_a_tail(seed):
     tokens = 18
     decode.machine.receive(0, 7, 0, (ADDRESS,), deadline=cluster.now + 60, now=cluster.now)
     placed = {**full([9, 4, 6, 5, 2]), "swa": Pages(np.array([7, 3]), 3 * PAGE)}
-    decode.machine.place(0, 0, placed, tokens=tokens, prefix_tokens=0, now=cluster.now)
+    decode.machine.place(0, 0, GivenPlaces(placed, tokens, 0), now=cluster.now)
     decode.pump()
     prefill.machine.open(0, 7, 0, deadline=cluster.now + 60, lease_s=30.0)
     chunks = [
@@ -505,7 +506,7 @@ def test_a_window_group_covers_only_a_tail(seed):
         ({**full([4, 5]), "swa": Pages(np.array([8, 9, 10]), 2 * PAGE)}, True),
     ]
     for pages, last in chunks:
-        prefill.machine.send(0, 0, pages, tokens=tokens, layers=None, last=last, aux=b"")
+        prefill.machine.send(0, 0, GivenChunk(pages, tokens=tokens, last=last))
         prefill.pump()
     cluster.run()
     assert decode.shown[0, 0].state is State.COMMITTED
@@ -587,11 +588,11 @@ def test_a_send_that_owes_nothing_ends_even_when_it_comes_after_the_commit(late)
     cluster.join(decode, prefill)
     cluster.run()
     decode.machine.receive(0, 7, 0, (ADDRESS,), deadline=cluster.now + 60, now=cluster.now)
-    decode.machine.place(0, 0, full([5, 6]), tokens=8, prefix_tokens=0, now=cluster.now)
+    decode.machine.place(0, 0, GivenPlaces(full([5, 6]), 8, 0), now=cluster.now)
     decode.pump()
     for tp in (1 - late, late):
         prefill.machine.open(tp, 7, 0, deadline=cluster.now + 60, lease_s=30.0)
-        prefill.machine.send(tp, 0, full([2, 3]), tokens=8, layers=None, last=True, aux=b"")
+        prefill.machine.send(tp, 0, GivenChunk(full([2, 3]), tokens=8))
         prefill.pump()
         cluster.run()
     assert decode.shown[0, 0].state is State.COMMITTED

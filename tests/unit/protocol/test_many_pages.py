@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pdxfer.layout import Pages, token_major
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.state import State
 from tests.support.cluster import ADDRESS, Cluster
 
@@ -25,7 +26,7 @@ def test_more_than_a_million_pages_are_placed(scattered):
     source = np.arange(1, PAGES + 1)
     destination = source[::-1].copy() if scattered else source
     receiving = decode.machine.receive(0, 7, 0, (ADDRESS,), deadline=now + 60, now=now)
-    decode.machine.place(0, 0, {"full": Pages(destination)}, tokens=PAGES, prefix_tokens=0, now=now)
+    decode.machine.place(0, 0, GivenPlaces({"full": Pages(destination)}, PAGES, 0), now=now)
     decode.pump()
     sending = prefill.machine.open(0, 7, 0, deadline=now + 60, lease_s=30.0)
     prefill.pump()
@@ -36,7 +37,7 @@ def test_more_than_a_million_pages_are_placed(scattered):
     if scattered:
         return  # a million writes, one by one, are for the lanes' own tests
     pages = {"full": Pages(source)}
-    prefill.machine.send(0, 0, pages, tokens=PAGES, layers=None, last=True, aux=b"")
+    prefill.machine.send(0, 0, GivenChunk(pages, tokens=PAGES))
     prefill.pump()
     cluster.run()
     assert receiving.state is State.COMMITTED

@@ -4,6 +4,7 @@ import pytest
 
 from pdxfer.layout import Pages
 from pdxfer.protocol.effects import ClosePath, OpenPath, Post
+from pdxfer.protocol.given import GivenChunk
 from pdxfer.protocol.state import State
 from pdxfer.wire.messages import Attach
 from tests.support.transfers import open_room, pair, receive
@@ -49,5 +50,5 @@ def test_nothing_is_posted_while_a_path_changes_its_lane():
     assert sending.state is State.READY
     address = prefill.machine.peers[life].path_address
     assert attach(prefill, decode, "other", address, cluster.now) == [ClosePath(life)]
-    prefill.machine.send(0, 0, {"full": Pages([1, 2])}, tokens=8, layers=None, last=True, aux=b"")
+    prefill.machine.send(0, 0, GivenChunk({"full": Pages([1, 2])}, tokens=8))
     assert [e for e in prefill.machine.take_effects() if isinstance(e, Post)] == []

@@ -4,6 +4,7 @@ import pytest
 
 from pdxfer import limits
 from pdxfer.errors import PeerError, RemoteProtocolError
+from pdxfer.protocol.given import GivenPlaces
 from pdxfer.protocol.state import State
 from pdxfer.wire.messages import Abort, Drained, Heartbeat, Progress
 from tests.support.cluster import Cluster, full
@@ -31,9 +32,7 @@ def hold(cluster, decode, worker=0, room=7, slot=0, wait_s=60.0):
 
 
 def place(cluster, decode, worker=0, ids=(5, 6), slot=0):
-    decode.machine.place(
-        worker, slot, full(ids), tokens=PAGE * len(ids), prefix_tokens=0, now=cluster.now
-    )
+    decode.machine.place(worker, slot, GivenPlaces(full(ids), PAGE * len(ids), 0), now=cluster.now)
     decode.pump()
 
 

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from pdxfer.protocol.given import GivenPlaces
 from pdxfer.protocol.prefill.waiting import Waiting
 from pdxfer.protocol.state import State
 from pdxfer.wire.messages import Place, Receive
@@ -115,7 +116,7 @@ def test_pages_placed_later_reach_the_receiver_that_placed_them():
     cluster.run()
     for tp in (1, 0):
         ids = full([5 + 2 * tp, 6 + 2 * tp])
-        decode.machine.place(tp, 0, ids, tokens=2 * PAGE, prefix_tokens=0, now=cluster.now)
+        decode.machine.place(tp, 0, GivenPlaces(ids, 2 * PAGE, 0), now=cluster.now)
     decode.pump()
     cluster.run()
     open_room(cluster, prefill)

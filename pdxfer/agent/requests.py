@@ -1,0 +1,36 @@
+"""The requests of workers as the machines take them: page ids unpacked, nothing else changed."""
+
+from __future__ import annotations
+
+from pdxfer.layout import Pages
+from pdxfer.local.messages import Chunk, Places
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
+from pdxfer.wire.messages import GroupPages
+from pdxfer.wire.pages import unpack_ids
+
+
+def given_chunk(chunk: Chunk) -> GivenChunk:
+    """The chunk of a local message as the prefill machine takes it.
+
+    Raises:
+        RemoteProtocolError: an encoding of page ids is malformed or over its limit.
+    """
+    return GivenChunk(
+        _pages(chunk.groups), chunk.tokens, chunk.layers, last=chunk.last, aux=chunk.aux
+    )
+
+
+def given_places(places: Places) -> GivenPlaces:
+    """The places of a local message as the decode machine takes them.
+
+    Raises:
+        RemoteProtocolError: an encoding of page ids is malformed or over its limit.
+    """
+    return GivenPlaces(_pages(places.groups), places.tokens, places.prefix_tokens)
+
+
+def _pages(groups: dict[str, GroupPages]) -> dict[str, Pages]:
+    return {
+        name: Pages(unpack_ids(group.encoding, group.ids), group.first_token)
+        for name, group in groups.items()
+    }
