@@ -13,13 +13,12 @@ from pdxfer.errors import (
     PeerError,
     RemoteProtocolError,
     TransferError,
-    from_wire,
 )
 from pdxfer.layout import PlanSummary, Rank
 from pdxfer.protocol.decode.binding import Binding
 from pdxfer.protocol.decode.deadlines import Deadlines
 from pdxfer.protocol.decode.held import HeldPages
-from pdxfer.protocol.decode.placing import check_places, chunk_fault, commit_fault
+from pdxfer.protocol.decode.placing import check_places, chunk_fault, commit_fault, failure_of
 from pdxfer.protocol.decode.proofs import Proof
 from pdxfer.protocol.decode.receives import Receives
 from pdxfer.protocol.decode.receiving import Receiving
@@ -349,15 +348,7 @@ class DecodeMachine:
         receiving = self.live.get(message.generation)
         if receiving is None or peer.peer_id not in receiving.bound:
             return
-        told = from_wire(
-            {
-                "code": message.code,
-                "text": message.text,
-                "retryable": message.retryable,
-                "fields": message.fields,
-            }
-        )
-        self._receives.fail(receiving, told, now)
+        self._receives.fail(receiving, failure_of(message), now)
 
     def _on_drained(self, peer: PrefillPeer, message: Drained, now: float) -> None:
         receiving = self.live.get(message.generation)

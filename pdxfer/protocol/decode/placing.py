@@ -1,13 +1,13 @@
-"""What decode tells of its pages, and what it holds a commit against. Pure."""
+"""What decode tells of its pages, and what it holds the words of prefill against. Pure."""
 
 from __future__ import annotations
 
 from pdxfer import limits
-from pdxfer.errors import ConfigError
+from pdxfer.errors import ConfigError, PdxferError, from_wire
 from pdxfer.layout import Pages, check_page_ids
 from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
 from pdxfer.protocol.ranges import owed_ranges
-from pdxfer.wire.messages import Chunk, CommitPayload, GroupPages, Place
+from pdxfer.wire.messages import Chunk, CommitPayload, Failed, GroupPages, Place
 from pdxfer.wire.pages import pack_ids
 
 
@@ -109,3 +109,15 @@ def commit_fault(receiving: Receiving, debt: Debt, payload: CommitPayload) -> st
     if len(payload.aux) > limits.AUX_BYTES_MAX:
         return f"{room}: aux has {len(payload.aux)} bytes, at most {limits.AUX_BYTES_MAX}"
     return ""
+
+
+def failure_of(message: Failed) -> PdxferError:
+    """Why a prefill worker has failed, as it says."""
+    return from_wire(
+        {
+            "code": message.code,
+            "text": message.text,
+            "retryable": message.retryable,
+            "fields": message.fields,
+        }
+    )

@@ -13,16 +13,21 @@ LEASED = frozenset({State.WAITING, State.READY, State.MOVING, State.SENT})
 MOVED = LEASED - {State.SENT}
 """Those in which this side is the one that has to move something."""
 
+_EACH_S = 0.5
+"""How often a bound send is looked at."""
+
 
 class Deadlines:
-    """Of the sends of one agent."""
+    """Of the sends of one agent; each is looked at when `Sending.check_at` says so."""
 
     def __init__(self, sends: Sends) -> None:
         self._sends = sends
 
     def check(self, sending: Sending, now: float) -> None:
         """Fail a send that has waited too long."""
+        sending.check_at = now + _EACH_S
         if sending.state is State.WAITING and not sending.bound:
+            sending.check_at = sending.deadline
             if now >= sending.deadline:
                 text = self._sends.why_unmatched(sending)
                 self._sends.give_up(sending, PeerError(text, retryable=True))

@@ -31,6 +31,7 @@ from pdxfer.protocol.prefill.matching import Matching
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
 from pdxfer.protocol.prefill.sending import Sending
 from pdxfer.protocol.prefill.sends import Sends
+from pdxfer.protocol.prefill.waiting import Waiting
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import (
@@ -115,15 +116,15 @@ class PrefillMachine:
         self._sends.failed.pop(key, None)
         self._sends.by_slot[worker_id, slot] = sending
         self._sends.show(sending)
-        if chunk is not None and not self._take(sending, chunk):
-            return sending
-        for peer in self.peers.values():
+        for peer_id in list(self._sends.waited.get(key, ())):
+            peer = self.peers[peer_id]
             for receive in peer.waiting.take(worker_id, room):
                 self._matching.bind(peer, receive, sending)
         ended = self._sends.ended.take(key)
         if ended is not None:
             self._sends.fail(sending, ended)
-        self._sends.pump(sending)
+        if chunk is None or sending.error is not None or self._take(sending, chunk):
+            self._sends.pump(sending)
         return sending
 
     def send(self, worker_id: int, slot: int, chunk: GivenChunk) -> None:
@@ -167,7 +168,8 @@ class PrefillMachine:
         peer = self.peers.get(peer_id)
         if peer is None:
             unproven = self._unproven.pop(peer_id, set())
-            peer = DecodePeer(peer_id, unproven=unproven, ended=self._sends.ended)
+            waiting = Waiting(peer_id, self._sends.waited)
+            peer = DecodePeer(peer_id, unproven=unproven, ended=self._sends.ended, waiting=waiting)
             self.peers[peer_id] = peer
         peer.last_heard = now
         if isinstance(message, Receive | Abort | Failed):
@@ -197,16 +199,14 @@ class PrefillMachine:
         """What the next heartbeat to a decode life says: how far each transfer is that moved."""
         progress: list[Progress] = []
         peer = self.peers.get(peer_id)
-        for generation in peer.legs if peer is not None else ():
-            legs = [leg for _, leg in self._sends.legs(peer, generation)]
-            if all(leg.bytes_placed == leg.bytes_told for leg in legs):
-                continue
+        while peer is not None and peer.moved:
             if len(progress) == limits.PROGRESS_PER_HEARTBEAT_MAX:
                 break
-            for leg in legs:
-                leg.bytes_told = leg.bytes_placed
-            done = sum(leg.bytes_placed for leg in legs)
-            progress.append(Progress(generation=generation, bytes_done=done))
+            generation = next(iter(peer.moved))
+            del peer.moved[generation]
+            done = sum(leg.bytes_placed for _, leg in self._sends.legs(peer, generation))
+            if done:
+                progress.append(Progress(generation=generation, bytes_done=done))
         return Heartbeat(progress=progress)
 
     def peer_lost(self, peer_id: bytes, reason: str) -> None:
@@ -346,9 +346,12 @@ class PrefillMachine:
 
         Args:  ended: nothing more of that chunk is in flight, nor will be posted.
         """
-        for sending, leg in self._sends.legs(self.peers.get(peer_id), generation):
+        peer = self.peers.get(peer_id)
+        for sending, leg in self._sends.legs(peer, generation):
             if sending.worker != source_worker:
                 continue
+            if peer is not None:
+                peer.moved[generation] = None
             leg.posts_in_flight -= ended
             leg.bytes_placed += length_bytes
             sending.moved = True
@@ -432,7 +435,8 @@ class PrefillMachine:
     def tick(self, now: float) -> None:
         """End what has waited past its deadline or lost its lease."""
         for sending in list(self.sendings.values()):
-            self._deadlines.check(sending, now)
+            if now >= sending.check_at:
+                self._deadlines.check(sending, now)
             if sending.state is State.MOVING:
                 self._sends.announce(sending)
         self._sends.forget_failed(now)

@@ -168,7 +168,7 @@ class Matching:
         leg.committed = receive.generation in peer.committed
         sending.receiver_count = receive.receiver_count
         sending.legs[leg.key] = leg
-        sending.moved = True
+        sending.moved, sending.check_at = True, 0.0
         peer.legs.setdefault(leg.generation, []).append((sending.worker, sending.room))
         self.sends.effects.append(
             Tell(

@@ -65,6 +65,8 @@ class DecodePeer:
     mark: int = 0
     """No generation up to this one is alive at decode."""
     tombstones: set[int] = field(default_factory=set)
+    moved: dict[int, None] = field(default_factory=dict)
+    """Generations of which bytes were placed since the last heartbeat, in order."""
     unproven: set[int] = field(default_factory=set)
     """Generations whose path broke with writes on it: what the network still holds may land, so
     `Drained` is never said of them. Decode's own end of the connection is the proof."""
@@ -94,7 +96,8 @@ class DecodePeer:
         self.gone = False
         self.revision, self.lane_address = 0, b""
         self.workers, self.siblings, self.verdicts = {}, [], {}
-        self.waiting, self.committed = Waiting(), {}
+        self.waiting.clear()
+        self.committed = {}
 
     def judge(self, own: Iterable[Worker]) -> None:
         """Give a verdict on every pair whose source instance is complete."""
@@ -174,7 +177,7 @@ class DecodePeer:
         for generation in self.waiting.generations:
             if generation not in self.committed:
                 self.abort_waiting(generation, error)
-        self.waiting = Waiting()
+        self.waiting.clear()
 
     def abort_waiting(self, generation: int, error: PdxferError) -> None:
         """End the unmatched receives of a generation."""

@@ -39,8 +39,6 @@ class Leg:
     """Of chunks posted, not told yet."""
     bytes_planned: int = 0
     bytes_placed: int = 0
-    bytes_told: int = 0
-    """Of those placed, as the last heartbeat to decode said."""
     runs: int = 0
     posts_in_flight: int = 0
     """Chunks that the lane has not ended."""
@@ -92,6 +90,8 @@ class Sending:
     tokens: int | None = None
     aux: bytes = b""
     error: PdxferError | None = None
+    check_at: float = 0.0
+    """When its deadlines are looked at next; at once when its state has changed."""
     moved: bool = True
     """Something came, was posted or flushed since the last tick."""
     moved_at: float = 0.0
@@ -100,7 +100,7 @@ class Sending:
     def advance(self, event: SendingEvent) -> None:
         """Take an event; the table decides."""
         self.state = advance_sending(self.state, event)
-        self.moved = True
+        self.moved, self.check_at = True, 0.0
 
     @property
     def complete(self) -> bool:

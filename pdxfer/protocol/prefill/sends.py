@@ -19,7 +19,7 @@ from pdxfer.protocol.prefill.ended import EndedReceives
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
 from pdxfer.protocol.prefill.posting import ask_commit, check_tokens, post_chunk
 from pdxfer.protocol.prefill.sending import Leg, Sending
-from pdxfer.protocol.prefill.waiting import SendKey
+from pdxfer.protocol.prefill.waiting import SendKey, Waited
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.tables import SendingEvent
 from pdxfer.protocol.workers import Worker
@@ -50,6 +50,7 @@ class Sends:
         self.failed: dict[tuple[int, int], FailedSend] = {}
         """(worker, room) to why its send failed, for receivers that have not come yet."""
         self.ended = EndedReceives()
+        self.waited: Waited = {}
         self.departing: set[int] = set()
         """Workers that went away and whose memory may still be read."""
         self.effects: list[Effect] = []

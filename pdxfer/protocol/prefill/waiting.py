@@ -8,12 +8,19 @@ from pdxfer.wire.messages import Place, Receive
 
 SendKey = tuple[int, int]
 """(source worker, room)."""
+Waited = dict[SendKey, dict[bytes, None]]
+"""Send to the decode lives that wait for it, of a whole agent, in order."""
 
 
 class Waiting:
-    """Unmatched receives, by the send they wait for and by their generation."""
+    """Unmatched receives, by the send they wait for and by their generation.
 
-    def __init__(self) -> None:
+    Args:  peer: the decode life. waited: where all lives of the agent put down what they wait for.
+    """
+
+    def __init__(self, peer: bytes = b"", waited: Waited | None = None) -> None:
+        self._peer = peer
+        self._waited: Waited = {} if waited is None else waited
         self._of_send: dict[SendKey, dict[int, Receive]] = {}
         """To the receive of each receiver index."""
         self._keys: dict[int, set[SendKey]] = {}
@@ -50,6 +57,7 @@ class Waiting:
                 return
             self._forget(earlier)
         self._of_send.setdefault(key, {})[receive.receiver_index] = receive
+        self._waited.setdefault(key, {})[self._peer] = None
         self._keys.setdefault(receive.generation, set()).add(key)
         self._count += 1
         self.length_bytes += ids_bytes(receive.place)
@@ -72,6 +80,11 @@ class Waiting:
                     self.length_bytes += ids_bytes(place) - ids_bytes(receive.place)
                     self._of_send[key][index] = msgspec.structs.replace(receive, place=place)
 
+    def clear(self) -> None:
+        """Forget all of them."""
+        for generation in self.generations:
+            self.drop(generation)
+
     def drop(self, generation: int) -> None:
         """Forget the receives of a generation."""
         for key in list(self.keys(generation)):
@@ -87,6 +100,10 @@ class Waiting:
         self.length_bytes -= ids_bytes(receive.place)
         if not receives:
             del self._of_send[key]
+            peers = self._waited[key]
+            del peers[self._peer]
+            if not peers:
+                del self._waited[key]
         if all(other.generation != receive.generation for other in receives.values()):
             keys = self._keys[receive.generation]
             keys.discard(key)

@@ -4,7 +4,7 @@ import pytest
 
 from pdxfer import limits
 from pdxfer.errors import PeerError, RemoteProtocolError
-from pdxfer.protocol.given import GivenPlaces
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.state import State
 from pdxfer.wire.messages import Abort, Drained, Heartbeat, Progress
 from tests.support.cluster import Cluster, full
@@ -264,3 +264,16 @@ def test_a_rank_that_sends_after_it_was_frozen_hears_that_its_room_was_given_up(
         send(prefill, tp, slot=1)
     cluster.run()
     assert decode.shown[0, 1].state is State.COMMITTED, "the room can be tried again"
+
+
+def test_receives_that_wait_hear_that_the_first_chunk_of_their_send_was_refused():
+    cluster, prefill, decode = pair()
+    receive(cluster, decode)
+    cluster.run()
+    chunk = GivenChunk(full([2, 99]), tokens=8)
+    prefill.machine.open(0, 7, 0, deadline=cluster.now + 60, lease_s=30.0, chunk=chunk)
+    prefill.pump()
+    cluster.run()
+    assert prefill.shown[0, 0].state is State.FAILED
+    assert decode.shown[0, 0].state is State.FAILED
+    assert "99" in str(decode.shown[0, 0].last.error)
