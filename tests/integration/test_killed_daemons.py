@@ -1,0 +1,99 @@
+"""Daemons of both roles are killed, at each stage of a transfer, over each lane: what the worker on
+the other side sees, and what the worker of the dead daemon can prove by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+
+from pdxfer.client import DecodeClient, PrefillClient, State
+from pdxfer.errors import PdxferError, PeerError
+from pdxfer.launch.daemons import DaemonProcess
+from tests.support.caches import PAGE, SeededCache, small
+
+pytestmark = pytest.mark.ucx
+LANES = ["tcp", "cma"]
+STAGES = ["waiting", "bound", "moving"]
+WAIT_S = 30.0
+
+
+@contextlib.contextmanager
+def daemons(folder, lane, roles=("prefill", "decode")):
+    """One daemon a role, with its facts."""
+    with contextlib.ExitStack() as stack:
+        started = []
+        for role in roles:
+            place = folder / role
+            place.mkdir(parents=True)
+            process = stack.enter_context(DaemonProcess(role, place, ["--lanes", lane]))
+            started.append(process.wait_ready())
+        yield started
+
+
+@contextlib.contextmanager
+def workers(prefill, decode):
+    with (
+        PrefillClient(prefill.socket, SeededCache(small(), 1)) as sender,
+        DecodeClient(decode.socket, SeededCache(small(), 2)) as receiver,
+    ):
+        yield sender, receiver
+
+
+def until(holds, timeout_s=WAIT_S):
+    deadline = time.monotonic() + timeout_s
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return holds()
+
+
+def begin(sender, receiver, stage):
+    """A transfer of room 9 at a stage: (sending, receiving)."""
+    receiver.connect(sender.addresses)
+    sending = None
+    receiving = receiver.receive(9, sender.addresses, [1, 2], tokens=2 * PAGE)
+    if stage != "waiting":
+        sending = sender.open(9)
+        assert until(lambda: receiving.poll() is State.READY)
+    if stage == "moving":
+        sending.send([1], last=False)
+        assert until(lambda: receiving.poll() is State.MOVING)
+        assert until(lambda: sending.poll() is State.MOVING)
+    return sending, receiving
+
+
+def kill(facts):
+    os.kill(facts.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_decode_worker_of_a_killed_prefill_daemon(tmp_path, lane, stage):
+    with daemons(tmp_path, lane) as (prefill, decode), workers(prefill, decode) as pair:
+        _, receiving = begin(*pair, stage)
+        kill(prefill)
+        assert until(lambda: receiving.poll() is State.FAILED), receiving
+        assert receiving.pages_returned
+        with pytest.raises(PeerError) as raised:
+            receiving.wait(WAIT_S)
+        assert "no sign of the peer" not in str(raised.value)
+        assert receiving.error.fields["fence"] == {"tcp": "revoked", "cma": "dead"}[lane]
+        with pytest.raises(PeerError, match="connect timed out") as raised:
+            pair[1].connect(pair[0].addresses, timeout_s=0.5)
+        assert "no sign of the peer" not in str(raised.value)
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("stage", ["bound", "moving"])
+def test_the_prefill_worker_of_a_killed_decode_daemon(tmp_path, lane, stage):
+    with daemons(tmp_path, lane) as (prefill, decode), workers(prefill, decode) as pair:
+        sending, _ = begin(*pair, stage)
+        kill(decode)
+        assert until(lambda: sending.poll() is State.FAILED), sending
+        assert sending.pages_returned
+        with pytest.raises(PdxferError) as raised:
+            sending.wait(WAIT_S)
+        assert "no sign of the" not in str(raised.value)
