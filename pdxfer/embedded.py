@@ -39,6 +39,8 @@ class EmbeddedAgent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._home = process.current()
+        self.closed = False
+        """Whether it has ended with its lanes closed: it reads and writes no page any more."""
         if not config.socket_path:
             folder = tempfile.mkdtemp(prefix="pdxfer-")
             self._remove_folder = weakref.finalize(self, _remove, folder, self._home)
@@ -62,6 +64,7 @@ class EmbeddedAgent:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._serve())
+            self.closed = True
         except Exception as error:  # noqa: BLE001 the caller of the constructor gets it
             if not self._started.done():
                 self._started.set_exception(error)

@@ -25,14 +25,15 @@ from pdxfer.client.arguments import (
 )
 from pdxfer.client.cache import Cache, EmbeddedAgent, describe_memory, hold_cache, release_cache
 from pdxfer.client.line import Line, from_wire_refused
+from pdxfer.client.proofs import Proofs
 from pdxfer.client.record import TransferRecord
 from pdxfer.client.requests import check_hello, hello_message
 from pdxfer.client.slots import Slots
 from pdxfer.client.waiting import Bell
-from pdxfer.errors import DaemonUnavailableError, LocalProtocolError
+from pdxfer.errors import DaemonUnavailableError, LocalProtocolError, PdxferError
 from pdxfer.layout import Rank
 from pdxfer.local import process
-from pdxfer.local.board import BoardReader
+from pdxfer.local.board import ORPHANED, BoardReader
 from pdxfer.local.messages import (
     AbortTransfer,
     AgentHello,
@@ -119,6 +120,8 @@ class Book(Generic[R]):
         self.channel.on_board = self._settle_changed
         self.channel.on_failure = self._wake_all
         self._lock = threading.Lock()
+        self._proofs = Proofs(self.role)
+        self.channel.on_writer = self._proofs.hear
         self._live: dict[int, R] = {}
         """By slot: transfers whose slot the agent has not got back."""
         self._by_request: dict[int, R] = {}
@@ -230,6 +233,8 @@ class Book(Generic[R]):
         self._settle_changed()
         idle = not any(each.holds_pages for each in self._live.values())
         self.channel.close()
+        if idle:
+            self._proofs.close()
         if idle and self._agent is not None:
             release_cache(self._agent, self)
 
@@ -242,6 +247,15 @@ class Book(Generic[R]):
                 self._settle(held)
         transfer.bell.ring()
         self._changed.ring()
+
+    def is_silent(self, transfer: TransferRecord) -> bool:
+        """Whether nothing touches a transfer's pages any more, after the agent has ended."""
+        if self.channel.failure is None and not self._lock.locked():
+            with contextlib.suppress(PdxferError):  # a fork, another loop
+                self.channel.collect()
+        if self.channel.failure is None:
+            return False
+        return self._proofs.are_complete(self.board, transfer.slot, transfer.sequence)
 
     def post_abort(self, transfer: TransferRecord, reason: str) -> None:
         """Tell the agent; silently nothing when it is gone.
@@ -267,6 +281,7 @@ class Book(Generic[R]):
         channel = self.channel
         try:
             await channel.connect(self.timeout_s)
+            self._proofs.process = channel.agent_process(self._agent)
             hello = hello_message(channel.new_request(), self.role)
             self._greeted(*await channel.request(hello, timeout_s=self.timeout_s))
             if self._agent is not None:
@@ -383,9 +398,10 @@ class Book(Generic[R]):
     def _settle_changed(self) -> None:
         if not self._live:
             return
-        word = self.word
+        word, ended = self.word, self.board.ended
         with self._lock:
-            changed = [each for each in self._live.values() if word(each.slot) != each.settled_word]
+            live = self._live.values()
+            changed = [each for each in live if ended or word(each.slot) != each.settled_word]
         if not changed:
             return
         self.channel.collect()
@@ -395,7 +411,7 @@ class Book(Generic[R]):
     def _settle(self, transfer: R) -> None:
         """With `_lock` held."""
         word = self.word(transfer.slot)
-        if word == transfer.settled_word:
+        if word == transfer.settled_word and not word & ORPHANED:
             return
         state = transfer.poll()
         told = transfer.explained(state) or self.channel.failure is not None
@@ -407,9 +423,10 @@ class Book(Generic[R]):
                     self._list(transfer)
         elif state is not State.QUARANTINED and state not in transfer.returned:
             transfer.settled_word = word
-        elif told:
+        elif told and word != transfer.settled_word and not self._closed:
             transfer.settled_word = word
-            self._list(transfer)
+            if state is State.QUARANTINED or not transfer.told_back:
+                self._list(transfer)
 
     def _release(self, transfer: R) -> None:
         del self._live[transfer.slot]

@@ -39,6 +39,11 @@ class EmbeddedAgent(Protocol):
         """Where it listens, as a daemon would."""
         ...
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has closed its lanes: it reads and writes no page any more."""
+        ...
+
 
 _HELD: weakref.WeakKeyDictionary[EmbeddedAgent, dict[int, list[object]]] = (
     weakref.WeakKeyDictionary()

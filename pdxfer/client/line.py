@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from pdxfer import limits
+from pdxfer.client.proofs import AgentProcess
 from pdxfer.client.waiting import Bell
 from pdxfer.errors import (
     ConfigError,
@@ -23,11 +24,20 @@ from pdxfer.errors import (
 )
 from pdxfer.local import process
 from pdxfer.local.connection import Inbox, Outbox, encode, encode_body, framed
-from pdxfer.local.messages import FromAgent, LocalMessage, Refused, Together
+from pdxfer.local.messages import (
+    FromAgent,
+    LocalMessage,
+    Refused,
+    Together,
+    TransferWriters,
+    Writer,
+)
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
+
+    from pdxfer.client.cache import EmbeddedAgent
 
 
 _TOGETHER_BYTES_MAX: Final = limits.LOCAL_MESSAGE_BYTES_MAX - 1024
@@ -52,6 +62,8 @@ class Line:
         self.socket_path = socket_path
         self.on_message: Callable[[FromAgent], None] = _ignore
         """Called with each message, in order, where it is read, before its waiter wakes."""
+        self.on_writer: Callable[[FromAgent, list[int]], None] = _ignore_with_fds
+        """Called with what the agent says of other processes that may write; takes descriptors."""
         self.on_board: Callable[[], None] = _nothing
         """Called when the board may have changed, where somebody watches it all the time."""
         self.on_failure: Callable[[], None] = _nothing
@@ -253,6 +265,8 @@ class Line:
                 self._dispatch(*got)
 
     def _dispatch(self, message: FromAgent, fds: list[int]) -> None:
+        if isinstance(message, Writer | TransferWriters):
+            self.on_writer(message, fds)
         self.on_message(message)
         answer = self._answers.pop(message.request, None)
         if answer is not None:
@@ -277,6 +291,10 @@ class Line:
     def _fail(self, error: PdxferError) -> None:
         """Note what ended the connection, the first time, and wake whoever waits."""
         raise NotImplementedError
+
+    def agent_process(self, embedded: EmbeddedAgent | None) -> AgentProcess:
+        """The process at the other end. To be asked for before the agent has answered anything."""
+        return AgentProcess(self._sock, lambda: embedded is not None and embedded.closed)
 
     def _leave_to_parent(self) -> None:
         """Close descriptors that this process has inherited; their connection goes on elsewhere."""
@@ -349,6 +367,10 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 def _ignore(message: FromAgent) -> None:
+    """Nobody listens yet."""
+
+
+def _ignore_with_fds(message: FromAgent, fds: list[int]) -> None:
     """Nobody listens yet."""
 
 

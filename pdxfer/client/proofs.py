@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import struct
+import threading
 from typing import TYPE_CHECKING, Final
 
 from pdxfer.local.messages import FromAgent, TransferWriters, Writer
@@ -19,7 +20,7 @@ from pdxfer.local.messages import FromAgent, TransferWriters, Writer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pdxfer.local.board import Entry
+    from pdxfer.local.board import BoardReader, Entry
 
 _SO_PEERPIDFD: Final = 77  # Linux 6.5; the socket module has no name for it
 _CREDENTIALS: Final = struct.Struct("iII")
@@ -37,9 +38,11 @@ class AgentProcess:
 
     def __init__(self, sock: socket.socket, ended_here: Callable[[], bool]) -> None:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self._pidfd = -1
         self._pid: int = _CREDENTIALS.unpack(credentials)[0]
         self._ended_here = ended_here
-        self._pidfd = -1 if self._pid == os.getpid() else _open_pidfd(sock, self._pid)
+        if self._pid != os.getpid():
+            self._pidfd = _open_pidfd(sock, self._pid)
 
     @property
     def ended(self) -> bool:
@@ -49,19 +52,58 @@ class AgentProcess:
         return self._pidfd >= 0 and has_ended(self._pidfd)
 
     def close(self) -> None:
-        """Forget it. Idempotent."""
+        """Forget it. Idempotent; done at the latest when nobody refers to this any more."""
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Proofs:
+    """What a worker knows of the processes that may touch its pages. Any thread.
+
+    Args:
+        role: of the worker: at `prefill` only the agent reads its pages.
+    """
+
+    def __init__(self, role: str) -> None:
+        self.process: AgentProcess | None = None
+        """Of the agent, once there is a connection."""
+        self._writers = Writers() if role == "decode" else None
+
+    def hear(self, message: FromAgent, fds: list[int]) -> None:
+        """Take what the agent says of other writers, and the descriptors of it out of `fds`."""
+        if self._writers is not None:
+            self._writers.hear(message, fds)
+
+    def are_complete(self, board: BoardReader, slot: int, sequence: int) -> bool:
+        """Whether every process has ended that may touch the pages of a transfer.
+
+        To be asked once the connection to the agent has ended, and all that came was read.
+        """
+        if self.process is None or not self.process.ended:
+            return False
+        entry = board.entry(slot, sequence)  # nobody changes it any more
+        return self._writers is None or self._writers.all_ended(slot, sequence, entry)
+
+    def close(self) -> None:
+        """Forget everybody. Idempotent."""
+        if self._writers is not None:
+            self._writers.close()
+        if self.process is not None:
+            self.process.close()
 
 
 class Writers:
     """The processes that may write a decode worker's pages, as its agent has named them.
 
-    Threads:  calls must not overlap, `close` included; the client's lock or loop sees to it.
+    Threads:  any.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._pidfds: dict[bytes, int] = {}
         """By prefill incarnation; -1: that process has ended."""
         self._of_transfer: dict[int, TransferWriters] = {}
@@ -69,14 +111,15 @@ class Writers:
 
     def hear(self, message: FromAgent, fds: list[int]) -> None:
         """Take what an agent says of writers, and the descriptors of it out of `fds`."""
-        if isinstance(message, TransferWriters):
-            self._of_transfer[message.transfer] = message
-        elif isinstance(message, Writer) and fds:
-            self._forget_ended()
-            old = self._pidfds.get(message.incarnation, -1)
-            self._pidfds[message.incarnation] = fds.pop(0)
-            if old >= 0:
-                os.close(old)
+        with self._lock:
+            if isinstance(message, TransferWriters):
+                self._of_transfer[message.transfer] = message
+            elif isinstance(message, Writer) and fds:
+                self._forget_ended()
+                old = self._pidfds.get(message.incarnation, -1)
+                self._pidfds[message.incarnation] = fds.pop(0)
+                if old >= 0:
+                    os.close(old)
 
     def all_ended(self, slot: int, sequence: int, entry: Entry | None) -> bool:
         """Whether every process has ended that may write a transfer's pages by itself.
@@ -90,19 +133,24 @@ class Writers:
         """
         if entry is None or entry.peer_count == 0:
             return True
-        named: list[bytes] = [entry.peer_incarnation]
-        several = self._of_transfer.get(slot)
-        if several is not None and several.sequence == sequence:
-            named = several.incarnations
-        return len(named) == entry.peer_count and all(self._has_ended(each) for each in named)
+        with self._lock:
+            named: list[bytes] = [entry.peer_incarnation]
+            several = self._of_transfer.get(slot)
+            if several is not None and several.sequence == sequence:
+                named = several.incarnations
+            return len(named) == entry.peer_count and all(self._has_ended(each) for each in named)
 
     def close(self) -> None:
-        """Forget everybody. Idempotent."""
-        for pidfd in self._pidfds.values():
-            if pidfd >= 0:
-                os.close(pidfd)
-        self._pidfds.clear()
-        self._of_transfer.clear()
+        """Forget everybody. Idempotent; done at the latest when nobody refers to this any more."""
+        with self._lock:
+            for pidfd in self._pidfds.values():
+                if pidfd >= 0:
+                    os.close(pidfd)
+            self._pidfds.clear()
+            self._of_transfer.clear()
+
+    def __del__(self) -> None:
+        self.close()
 
     def _has_ended(self, incarnation: bytes) -> bool:
         pidfd = self._pidfds.get(incarnation)

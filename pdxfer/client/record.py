@@ -18,7 +18,7 @@ from pdxfer.errors import (
     PdxferError,
     TransferError,
 )
-from pdxfer.local.board import STATE_BITS
+from pdxfer.local.board import ORPHANED, STATE_BITS
 from pdxfer.protocol.state import FINAL, State
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ class Owner(Protocol):
     @property
     def word(self) -> Callable[[int], int]:
         """The board's word of a slot."""
+        ...
+
+    def is_silent(self, transfer: TransferRecord) -> bool:
+        """Whether nothing touches a transfer's pages any more, after the agent has ended."""
         ...
 
     def settle(self, transfer: TransferRecord) -> None:
@@ -146,7 +150,8 @@ class TransferRecord:
     def poll(self) -> State:
         """Where the transfer is: one memory read; never raises.
 
-        When the agent is gone, the last state it wrote.
+        When the agent is gone without having ended it: QUARANTINED, and FAILED once it is proven
+        that nothing writes its pages any more (at prefill: reads). That costs system calls.
         """
         word = self._word(self.slot)
         seen, state = self._seen
@@ -219,8 +224,18 @@ class TransferRecord:
         if self.final is not None:
             return self.final
         if word >> 8 == self.sequence:
-            self._seen = (word, _STATES[word & STATE_BITS])
-        return self._seen[1]
+            state: State = _STATES[word & STATE_BITS]
+            if not word & ORPHANED:
+                self._seen = (word, state)
+                return state
+            return self._orphaned(state)
+        return self._orphaned(self._seen[1]) if word & ORPHANED else self._seen[1]
+
+    def _orphaned(self, last: State) -> State:
+        """The state after the agent's end: what it has ended stays so, all else needs a proof."""
+        if last in self.returned:
+            return last
+        return State.FAILED if self._client.is_silent(self) else State.QUARANTINED
 
     def _ended(self, until: State) -> bool:
         """Whether a wait for `until` is over."""
@@ -242,7 +257,7 @@ class TransferRecord:
         if self.refusal is None and not self.explained(state):
             self._channel.collect()
             if not self.explained(state) and self._channel.failure is not None:
-                return self._channel.failure
+                return self._agent_gone(state, self._channel.failure)
         return self._told(state)
 
     async def _error_told(self) -> PdxferError | None:
@@ -263,8 +278,18 @@ class TransferRecord:
                     lambda: self.explained(self.poll()), self._client.timeout_s, self.bell
                 )
             except PdxferError as gone:
-                return gone
+                return self._agent_gone(self.poll(), gone)
         return self._told(state)
+
+    def _agent_gone(self, state: State, failure: PdxferError) -> PdxferError:
+        """The end of the agent as this transfer's error."""
+        back = "are the worker's again" if state is State.FAILED else "may still be in use"
+        fence = "dead" if state is State.FAILED else "quarantined"
+        return DaemonUnavailableError(
+            f"{failure}; room {self.room} is {state.name}: its pages {back}",
+            retryable=True,
+            fields={**failure.fields, "fence": fence},
+        )
 
     async def _wait(self, timeout_s: float, until: State = State.COMMITTED) -> Commit:
         """Wait until the transfer is at `until`, or further.

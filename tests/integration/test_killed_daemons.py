@@ -11,7 +11,7 @@ import time
 import pytest
 
 from pdxfer.client import DecodeClient, PrefillClient, State
-from pdxfer.errors import PdxferError, PeerError
+from pdxfer.errors import DaemonUnavailableError, PdxferError, PeerError
 from pdxfer.launch.daemons import DaemonProcess
 from tests.support.caches import PAGE, SeededCache, small
 
@@ -45,9 +45,9 @@ def workers(prefill, decode):
 
 def until(holds, timeout_s=WAIT_S):
     deadline = time.monotonic() + timeout_s
-    while not holds() and time.monotonic() < deadline:
+    while not (held := holds()) and time.monotonic() < deadline:
         time.sleep(0.005)
-    return holds()
+    return held
 
 
 def begin(sender, receiver, stage):
@@ -55,6 +55,7 @@ def begin(sender, receiver, stage):
     receiver.connect(sender.addresses)
     sending = None
     receiving = receiver.receive(9, sender.addresses, [1, 2], tokens=2 * PAGE)
+    assert until(lambda: receiver.board.entry(receiving.slot, receiving.sequence).generation)
     if stage != "waiting":
         sending = sender.open(9)
         assert until(lambda: receiving.poll() is State.READY)
@@ -97,3 +98,47 @@ def test_the_prefill_worker_of_a_killed_decode_daemon(tmp_path, lane, stage):
         with pytest.raises(PdxferError) as raised:
             sending.wait(WAIT_S)
         assert "no sign of the" not in str(raised.value)
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("stage", ["bound", "moving"])
+def test_the_own_worker_of_a_killed_prefill_daemon(tmp_path, lane, stage):
+    with daemons(tmp_path, lane) as (prefill, decode), workers(prefill, decode) as pair:
+        sending, _ = begin(*pair, stage)
+        kill(prefill)
+        assert until(lambda: sending.poll() is State.FAILED), sending
+        assert sending.pages_returned
+        assert isinstance(sending.error, DaemonUnavailableError)
+        assert sending.error.fields["fence"] == "dead"
+        assert listed(pair[0], sending)
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("stage", ["untold", *STAGES])
+def test_the_own_worker_of_a_killed_decode_daemon(tmp_path, lane, stage):
+    """Over cma the prefill daemon may write on: only its end gives back pages that it was told."""
+    with daemons(tmp_path, lane) as (prefill, decode), workers(prefill, decode) as pair:
+        if stage == "untold":
+            nobody = "tcp://127.0.0.1:9"
+            receiving = pair[1].receive(9, nobody, [1, 2], tokens=2 * PAGE)
+        else:
+            _, receiving = begin(*pair, stage)
+        kill(decode)
+        if lane == "cma" and stage != "untold":
+            assert until(lambda: receiving.poll() is State.QUARANTINED)
+            assert until(lambda: listed(pair[1], receiving))
+            time.sleep(0.3)
+            assert receiving.poll() is State.QUARANTINED
+            assert not receiving.pages_returned
+            assert receiving.error.fields["fence"] == "quarantined"
+            assert pair[1].finished() == []
+            kill(prefill)
+        assert until(lambda: receiving.poll() is State.FAILED), receiving
+        assert receiving.pages_returned
+        assert isinstance(receiving.error, DaemonUnavailableError)
+        assert receiving.error.fields["fence"] == "dead"
+        assert listed(pair[1], receiving)
+
+
+def listed(client, transfer):
+    return client.finished() == [transfer]

@@ -294,7 +294,7 @@ async def test_close_is_idempotent_and_leaves_no_descriptors(prefill_agent, cach
     client.close()
     assert prefill_agent.closed() == "the worker closed its connection"
     assert descriptors() <= before + 2  # the mapping of the fake agent
-    assert sending.poll() is State.READY
+    assert sending.poll() is State.QUARANTINED
     for call in (client.open(6), sending.send([1]), sending.wait(1)):
         with pytest.raises(DaemonUnavailableError, match="this client is closed"):
             await call

@@ -401,7 +401,7 @@ async def test_death_wakes_every_waiter(decode_agent, async_decode, receiving):
     for error in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(error, DaemonUnavailableError)
         assert "is gone" in str(error)
-    assert receiving.poll() is State.MOVING
+    assert receiving.poll() is State.QUARANTINED
     assert not receiving.pages_returned
     assert isinstance(receiving.error, DaemonUnavailableError)
     receiving.abort()

@@ -202,7 +202,7 @@ def test_close_is_idempotent_and_leaves_no_descriptors(prefill_agent, cache):
     client.close()
     assert prefill_agent.closed() == "the worker closed its connection"
     assert len(os.listdir("/proc/self/fd")) <= before + 2  # the mapping of the fake agent
-    assert sending.poll() is State.READY
+    assert sending.poll() is State.QUARANTINED
     with pytest.raises(DaemonUnavailableError, match="this client is closed"):
         client.open(6)
     with pytest.raises(DaemonUnavailableError):

@@ -244,9 +244,12 @@ def test_agent_dies_under_a_wait(decode_agent, decode, receiving):
         error = join()
         assert isinstance(error, DaemonUnavailableError)
         assert "is gone" in str(error)
-    assert receiving.poll() is State.MOVING
+    assert receiving.poll() is State.QUARANTINED
     assert not receiving.pages_returned
     assert isinstance(receiving.error, DaemonUnavailableError)
+    assert receiving.error.fields["fence"] == "quarantined"
+    assert decode.finished() == [receiving]
+    assert decode.finished() == []
     receiving.abort()
     with pytest.raises(DaemonUnavailableError):
         decode.receive(8, PREFILL)
@@ -266,7 +269,7 @@ def test_agent_dies_between_outcome_and_word(decode_agent, receiving):
     decode_agent.die()
     with pytest.raises(DaemonUnavailableError):
         receiving.wait(WAIT_S)
-    assert receiving.poll() is State.WAITING
+    assert receiving.poll() is State.QUARANTINED
 
 
 def test_many_threads_wait_on_one_client(decode_agent, decode):
