@@ -39,6 +39,7 @@ _REMEDY = (
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`, whatever the file system."""
 
+_MAPS = Path("/proc/self/maps")
 _MEMINFO = Path("/proc/meminfo")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -192,6 +193,26 @@ def map_sealed(fd: int, length_bytes: int) -> SharedMemory:
             f"the cache's memfd cannot be mapped writable ({error.strerror}): {_REMEDY}"
         ) from error
     return SharedMemory(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0), buffer)
+
+
+def unreadable_at(address: int, length_bytes: int) -> int | None:
+    """The first address of a range that this process may not read now; None: it may read all.
+
+    For the text of an error: what the kernel maps may change at any time.
+    """
+    end = address + length_bytes
+    with _MAPS.open(encoding="utf-8") as lines:
+        for line in lines:
+            span, mode = line.split(maxsplit=2)[:2]
+            first, last = (int(part, 16) for part in span.split("-"))
+            if last <= address:
+                continue
+            if first > address or not mode.startswith("r"):
+                return address
+            address = last
+            if address >= end:
+                return None
+    return address
 
 
 def available_bytes() -> int:

@@ -16,7 +16,7 @@ import msgspec
 
 from pdxfer import limits
 from pdxfer.agent.lanes import Lanes
-from pdxfer.errors import LocalProtocolError, PdxferError, PeerError
+from pdxfer.errors import LocalProtocolError, PdxferError, PeerError, TransferError
 from pdxfer.fabric.base import (
     Cancelled,
     CommitSent,
@@ -31,7 +31,7 @@ from pdxfer.fabric.base import (
     Write,
 )
 from pdxfer.layout import PlannedChunk
-from pdxfer.memory import MemoryRange
+from pdxfer.memory import MemoryRange, unreadable_at
 from pdxfer.protocol.effects import (
     Announce,
     Cancel,
@@ -361,6 +361,7 @@ class Sender:
             posting.ahead = None  # what is not posted yet never is
             if queue is not None:
                 queue.close()
+            self._check_readable(posting.key)
         self._machine.on_batch(
             *posting.key,
             length_bytes=event.length_bytes,
@@ -370,6 +371,22 @@ class Sender:
         )
         if posting.key in self._queues:
             self._advance(posting.key)
+
+    def _check_readable(self, key: LegKey) -> None:
+        """A write has failed: say so where it is our own worker's memory that cannot be read.
+
+        A lane then knows no more than that its peer did not get the bytes.
+        """
+        for region, part in enumerate(self._memory(key[2])):
+            at = unreadable_at(part.address, part.length_bytes)
+            if at is not None:
+                text = (
+                    f"the source memory cannot be read at {at:#x}, byte {at - part.address} of "
+                    f"region {region}: keep the cache mapped and readable while a transfer reads it"
+                )
+                error = TransferError(text, fields={"region": str(region), "address": hex(at)})
+                self._machine.on_post_failed(*key, error=error)
+                return
 
     def _on_path_opened(self, event: PathOpened) -> None:
         end = self._paths.get(event.peer)

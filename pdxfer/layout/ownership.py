@@ -133,7 +133,13 @@ def _check_ranks(ranks: list[Rank]) -> None:
         raise ConfigError(f"source ranks are of different instances: (tp, pp, cp) sizes {sizes}")
     indexes = {rank.index for rank in ranks}
     if len(indexes) != len(ranks):
-        raise ConfigError("a source rank appears twice")
+        listed = [rank.index for rank in ranks]
+        rank = next(rank for rank in ranks if listed.count(rank.index) > 1)
+        raise ConfigError(
+            f"source rank {rank.index} (tp={rank.tp}, pp={rank.pp}, cp={rank.cp}) appears twice; "
+            "each rank of an instance is one worker",
+            fields={"rank": str(rank.index)},
+        )
     if len(ranks) != ranks[0].instance_size:
         raise ConfigError(f"{len(ranks)} of {ranks[0].instance_size} source ranks are given")
 

@@ -26,6 +26,7 @@ from pdxfer.protocol.decode.sides import Sides
 from pdxfer.protocol.decode.sources import PrefillPeer, Sources
 from pdxfer.protocol.effects import Effect, Tell, WatchSender, lane_work_first
 from pdxfer.protocol.given import GivenPlaces
+from pdxfer.protocol.naming import called, fields_of
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import (
     Abort,
@@ -97,11 +98,13 @@ class DecodeMachine:
 
     def detach(self, worker_id: int, reason: str, now: float) -> None:
         """A worker went away. Its receives are fenced; its memory is freed after the last proof."""
-        if self.workers.pop(worker_id, None) is None:
+        worker = self.workers.pop(worker_id, None)
+        if worker is None:
             return
         self.sources.barred.pop(worker_id, None)
         self._receives.departing.add(worker_id)
-        error = PeerError(f"the decode worker of this room went away: {reason}", retryable=True)
+        text = f"the decode worker of this room, {called('decode', worker)}, went away: {reason}"
+        error = PeerError(text, retryable=True, fields=fields_of("decode", worker))
         self._receives.fail_worker(worker_id, error, now)
         self._announce()
         self._receives.free_departed(worker_id)
@@ -263,8 +266,7 @@ class DecodeMachine:
         link = self.sources.links.get(peer.address)
         if link is not None and link.peer_id == peer_id:
             link.peer_id, link.silent_since = b"", now
-        text = f"the prefill agent at {peer.address} is away: {reason}"
-        self._fail_bound(peer_id, text, now)
+        self._fail_bound(peer_id, "", f"is away: {reason}", now)
         self._receives.forget_gone(peer_id)
 
     def on_message(self, peer_id: bytes, message: Message, now: float) -> None:
@@ -294,6 +296,7 @@ class DecodeMachine:
                 )
 
     def _on_accept(self, peer: PrefillPeer, message: Accept, now: float) -> None:
+        known = peer.workers
         before = [worker.layout.fingerprint for worker in peer.workers.values()]
         peer.take_accept(message)
         self.sources.changed()
@@ -313,8 +316,10 @@ class DecodeMachine:
                 if key[0] == peer.peer_id and key[1] not in peer.workers
             ]
             if lost:
-                text = f"prefill worker {lost[0][1]} at {peer.address} went away"
-                self._receives.fail(receiving, PeerError(text, retryable=True), now)
+                worker = known[lost[0][1]]
+                text = f"{called('prefill', worker)} at {peer.address} went away"
+                fields = {"address": peer.address, **fields_of("prefill", worker)}
+                self._receives.fail(receiving, PeerError(text, retryable=True, fields=fields), now)
             elif not receiving.debts:
                 self._binding.bind(receiving, now)
 
@@ -348,7 +353,10 @@ class DecodeMachine:
         receiving = self.live.get(message.generation)
         if receiving is None or peer.peer_id not in receiving.bound:
             return
-        self._receives.fail(receiving, failure_of(message), now)
+        told = failure_of(message)
+        who = peer.workers.get(message.source_worker)
+        told.fields = {"address": peer.address, **fields_of("prefill", who), **told.fields}
+        self._receives.fail(receiving, told, now)
 
     def _on_drained(self, peer: PrefillPeer, message: Drained, now: float) -> None:
         receiving = self.live.get(message.generation)
@@ -384,11 +392,11 @@ class DecodeMachine:
         `proof` is `revoked` where nothing of that life can come over it after this, else empty.
         """
         self.receiver_closed(peer_id, proof)
-        self._fail_bound(peer_id, f"the lane from the prefill agent broke: {error}", now)
+        self._fail_bound(peer_id, "the lane from", f"broke: {error}", now)
 
     def sender_unwatched(self, peer_id: bytes, error: str, now: float) -> None:
         """The lane cannot watch a prefill life; its receive side is still there."""
-        self._fail_bound(peer_id, f"the lane cannot watch the prefill agent: {error}", now)
+        self._fail_bound(peer_id, "the lane cannot watch", f"any more: {error}", now)
 
     def on_generation_closed(self, peer_id: bytes, generation: int) -> None:
         """Our lane places nothing more of a generation from a prefill life: that is a proof."""
@@ -444,9 +452,15 @@ class DecodeMachine:
             if not peer.gone:
                 self.announce_to(peer.peer_id)
 
-    def _fail_bound(self, peer_id: bytes, text: str, now: float) -> None:
+    def _fail_bound(self, peer_id: bytes, before: str, after: str, now: float) -> None:
+        """Fail what a prefill life owes; its address and lane stand between the two texts."""
+        peer = self.peers.get(peer_id)
+        where = "" if peer is None else f" at {peer.address} (lane {peer.lane})"
+        text = f"{before} the prefill agent{where} {after}".lstrip()
+        fields = {} if peer is None else {"address": peer.address, "lane": peer.lane}
         for receiving in self._receives.index.of_peer(peer_id):
-            self._receives.fail(receiving, PeerError(text, retryable=True), now)
+            error = PeerError(text, retryable=True, fields=dict(fields))
+            self._receives.fail(receiving, error, now)
 
     def _on_link(self, control: str) -> list[Receiving]:
         return [each for each in self._receives.index.of_link(control) if each.error is None]

@@ -9,6 +9,7 @@ from pdxfer.errors import LayoutMismatchError, PdxferError, from_wire
 from pdxfer.layout import PlanSummary, Rank, check_pair
 from pdxfer.protocol.decode.proofs import Side
 from pdxfer.protocol.decode.receiving import SourceKey
+from pdxfer.protocol.naming import called, fields_of
 from pdxfer.protocol.told import ToldWorkers, Verdicts
 from pdxfer.protocol.workers import Pair, Worker, missing_ranks
 from pdxfer.wire.address import split_instance
@@ -110,6 +111,7 @@ def verdicts(
     Raises:
         LayoutMismatchError: this side or the other refuses, or the digests of a plan differ.
     """
+    _check_once(instance, peers)
     for (peer_id, worker_id), _ in sorted(instance.workers.items()):
         refusal = peers[peer_id].refusals.get((worker_id, destination.worker_id))
         if refusal is not None:
@@ -131,6 +133,20 @@ def verdicts(
                 fields={"digest": f"prefill={theirs.hex()}, decode={pair.digest.hex()}"},
             )
     return pairs
+
+
+def _check_once(instance: Instance, peers: dict[bytes, PrefillPeer]) -> None:
+    """Refuse a rank that two workers say they are, by the addresses of both."""
+    found: dict[int, str] = {}
+    for (peer_id, worker_id), worker in instance.workers.items():
+        where = f"worker {worker_id} at {peers[peer_id].address}"
+        other = found.setdefault(worker.rank.index, where)
+        if other != where:
+            raise LayoutMismatchError(
+                f"{called('prefill', worker)} appears twice: {other}, and {where}; end the one "
+                "that is not wanted, or name the addresses of one instance only",
+                fields={**fields_of("prefill", worker), "address": f"{other}, {where}"},
+            )
 
 
 class Sources:

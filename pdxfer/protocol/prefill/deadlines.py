@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pdxfer import limits
 from pdxfer.errors import PeerError
+from pdxfer.protocol.naming import leg_failed
 from pdxfer.protocol.prefill.sending import Sending
 from pdxfer.protocol.prefill.sends import Sends
 from pdxfer.protocol.state import State
@@ -60,7 +61,8 @@ class Deadlines:
                 return
             if now - peer.last_heard > sending.lease_s:
                 text = f"no sign of the decode agent for the lease of {sending.lease_s} s"
-                self._fail(sending, text)
+                error = leg_failed(text, self._sends.workers, peer, sending, leg)
+                self._sends.fail(sending, error)
                 return
 
     def _fail(self, sending: Sending, text: str) -> None:

@@ -26,10 +26,11 @@ from pdxfer.protocol.effects import (
     lane_work_first,
 )
 from pdxfer.protocol.given import GivenChunk
+from pdxfer.protocol.naming import called, fields_of, leg_failed
 from pdxfer.protocol.prefill.deadlines import Deadlines
 from pdxfer.protocol.prefill.matching import Matching
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
-from pdxfer.protocol.prefill.sending import Sending
+from pdxfer.protocol.prefill.sending import Leg, Sending
 from pdxfer.protocol.prefill.sends import Sends
 from pdxfer.protocol.prefill.waiting import Waiting
 from pdxfer.protocol.state import State
@@ -77,10 +78,12 @@ class PrefillMachine:
 
     def detach(self, worker_id: int, reason: str) -> None:
         """A worker went away. Its sends fail; its memory is freed once nothing reads it."""
-        if self.workers.pop(worker_id, None) is None:
+        worker = self.workers.pop(worker_id, None)
+        if worker is None:
             return
         self._sends.departing.add(worker_id)
-        error = PeerError(f"the prefill worker of this room went away: {reason}", retryable=True)
+        text = f"the prefill worker of this room, {called('prefill', worker)}, went away: {reason}"
+        error = PeerError(text, retryable=True, fields=fields_of("prefill", worker))
         for sending in [s for s in self.sendings.values() if s.worker == worker_id]:
             self._sends.fail(sending, error)
         self._tell_workers()
@@ -215,7 +218,8 @@ class PrefillMachine:
         if peer is None:
             return
         peer.gone = True
-        error = PeerError(f"decode agent {peer_id.hex()[:12]} is away: {reason}", retryable=True)
+        text = f"decode agent {peer_id.hex()[:12]} is away: {reason}"
+        error = PeerError(text, retryable=True, fields={"peer": peer_id.hex(), "lane": peer.lane})
         peer.lose_waiting(error)
         for sending in self._sends.of_peer(peer_id):
             self._sends.fail(sending, error)
@@ -358,9 +362,7 @@ class PrefillMachine:
             leg.runs += runs
             if error:
                 leg.batch_failed = True
-                self._sends.fail(
-                    sending, PeerError(f"a write to decode failed: {error}", retryable=True)
-                )
+                self._leg_failed(f"a write to decode failed: {error}", sending, leg)
             return
 
     def on_post_failed(
@@ -381,7 +383,7 @@ class PrefillMachine:
             if sending.worker != source_worker:
                 continue
             if error:
-                self._sends.fail(sending, PeerError(f"the commit failed: {error}", retryable=True))
+                self._leg_failed(f"the commit failed: {error}", sending, leg)
                 return
             if leg.bytes_placed != leg.bytes_planned and sending.error is None:
                 text = (
@@ -414,7 +416,12 @@ class PrefillMachine:
         if peer is None:
             return
         asked, peer.path = peer.path is PathState.CLOSING, PathState.CLOSED
-        failure = PeerError(f"the path to decode is closed: {error or 'in order'}", retryable=True)
+        text = (
+            f"the path to decode agent {peer_id.hex()[:12]} by lane {peer.path_lane} is closed: "
+            f"{error or 'in order'}"
+        )
+        fields = {"peer": peer_id.hex(), "lane": peer.path_lane}
+        failure = PeerError(text, retryable=True, fields=fields)
         for sending in self._sends.of_peer(peer_id):
             self._sends.fail(sending, failure)
         for generation in list(peer.legs):
@@ -450,6 +457,10 @@ class PrefillMachine:
             peer.judge(self.workers.values())
             if peer.path is PathState.OPEN:
                 self._sends.effects.append(Announce(peer.peer_id))
+
+    def _leg_failed(self, what: str, sending: Sending, leg: Leg) -> None:
+        peer = self.peers.get(leg.peer)
+        self._sends.fail(sending, leg_failed(what, self.workers, peer, sending, leg))
 
     def _lane_failed(self, peer: DecodePeer, text: str) -> None:
         message = LaneFailed(revision=peer.path_revision, lane=peer.path_lane, text=text)

@@ -98,7 +98,13 @@ def test_a_room_that_must_exist_fails_at_a_prefill_that_has_no_send_of_it(must_e
     assert receiving.state is State.FAILED
     assert receiving.error.retryable
     assert "rank 0 of prefill instance '' has no live send of it" in str(receiving.error)
-    assert receiving.error.fields == {"room": "7", "source_worker": "0"}
+    assert receiving.error.fields == {
+        "address": ADDRESS,
+        "prefill_instance": "",
+        "prefill_rank": "0",
+        "room": "7",
+        "source_worker": "0",
+    }
 
 
 def test_a_room_that_must_exist_and_does_is_received():
