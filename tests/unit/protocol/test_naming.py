@@ -10,6 +10,7 @@ from pdxfer.fabric.base import Posted
 from pdxfer.layout import Rank, page_major
 from pdxfer.memory import MemoryRange, unreadable_at
 from pdxfer.protocol.decode.sources import PrefillPeer, Sources
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.workers import Worker
 from tests.support.cluster import ADDRESS, Cluster, full
 
@@ -45,10 +46,10 @@ class Moving:
         self.receiving = self.decode.machine.receive(
             0, 7, 0, (ADDRESS,), deadline=now + 60, now=now
         )
-        self.decode.machine.place(0, 0, full([5]), tokens=4, prefix_tokens=0, now=now)
+        self.decode.machine.place(0, 0, GivenPlaces(full([5]), 4), now=now)
         self.decode.pump()
         cluster.run()
-        self.prefill.machine.send(0, 0, full([3]), tokens=4, layers=None, last=True, aux=b"")
+        self.prefill.machine.send(0, 0, GivenChunk(full([3]), tokens=4))
         self.prefill.pump()
         self.peer = self.decode.machine.incarnation
 
