@@ -1,4 +1,4 @@
-"""Runs `sglang_pools.py` with each SGLang version, in an environment of its own under build/.
+"""Runs the tests of TESTS with each SGLang version, in an environment of its own under build/.
 
 Wheels are fetched without their dependencies and only unpacked; the environment sees the project's.
 Arguments go to pytest.
@@ -13,6 +13,8 @@ from pathlib import Path
 
 VERSIONS = ("0.5.18", "0.5.23")
 """The last with a page-major pool of its own, and one whose unified memory has token entries."""
+TESTS = ("pools", "kinds", "hosts", "ranks")
+"""Of sglang_*.py: plain pools, special ones, host pools, instances of several ranks."""
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PLACE = ROOT / "build" / "sglang"
@@ -66,8 +68,8 @@ def main():
             "SGLANG_USE_CPU_ENGINE": "1",
             "TRITON_INTERPRET": "1",
         }
-        tests = str(HERE / "sglang_pools.py")
-        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
+        tests = [str(HERE / f"sglang_{name}.py") for name in TESTS]
+        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
         if subprocess.run(
             [*command, *sys.argv[1:]], cwd=ROOT, env=settings, check=False
         ).returncode:
