@@ -78,7 +78,7 @@ void bind_board(nb::module_& m) {
           },
           "slot"_a, "room"_a, "generation"_a, "peer"_a, "peer_count"_a, "lane"_a)
       .def("set_bytes_done", &BoardWriter::set_bytes_done, "slot"_a, "bytes_done"_a)
-      .def("set_tokens_returned", &BoardWriter::set_tokens_returned, "slot"_a, "tokens"_a)
+      .def("set_returned", &BoardWriter::set_returned, "slot"_a, "packed"_a)
       .def("end", &BoardWriter::end, "Tell readers that this agent writes no more. Idempotent.")
       .def("publish", &BoardWriter::publish, "slot"_a, "sequence"_a, "state"_a,
            "Store the word (release) and wake its waiters.");
@@ -93,7 +93,7 @@ void bind_board(nb::module_& m) {
       .def("word", &BoardReader::word, "slot"_a,
            "`sequence << 8 | state` of a slot (acquire); with bit 7 once the agent has ended.")
       .def("bytes_done", &BoardReader::bytes_done, "slot"_a)
-      .def("tokens_returned", &BoardReader::tokens_returned, "slot"_a)
+      .def("returned", &BoardReader::returned, "slot"_a)
       .def(
           "details",
           [](const BoardReader& self, std::uint32_t slot) {

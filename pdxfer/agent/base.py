@@ -38,7 +38,7 @@ from pdxfer.local.messages import (
 )
 from pdxfer.local.server import Connection, LocalServer
 from pdxfer.memory import MemoryRange
-from pdxfer.protocol.effects import Effect, Free, Show, Tell
+from pdxfer.protocol.effects import Effect, Free, Show, ShowReturned, Tell
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import Hello, Message
@@ -434,6 +434,10 @@ class Agent(ABC):
                 self.tell(effect.peer, effect.message)
             case Show():
                 self._show(effect)
+            case ShowReturned():
+                port = self.ports.get(effect.worker)
+                if port is not None:
+                    port.show_returned(effect)
             case Free():
                 self.lanes.forget(effect.worker)
                 port = self.ports.pop(effect.worker, None)

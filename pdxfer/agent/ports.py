@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from pdxfer import limits
 from pdxfer.errors import ConfigError, LocalProtocolError
@@ -19,13 +20,14 @@ from pdxfer.local.messages import (
 )
 from pdxfer.local.server import Connection
 from pdxfer.memory import MemoryRange, SharedMemory, map_sealed
-from pdxfer.protocol.effects import Show
+from pdxfer.protocol.effects import Show, ShowReturned
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.workers import Worker, rank_of
 from pdxfer.wire.messages import RegionInfo
 
 _TOLD = FINAL | {State.READY, State.SENT}
 """States that come with an `Outcome` also where nothing failed."""
+_MATCHED = frozenset({State.READY, State.MOVING, State.SENT, State.COMMITTED})
 _BOARD_DETAILS = frozenset({State.READY, State.FENCING, State.QUARANTINED})
 """States at which the board says who may write: what a worker needs when its daemon has died."""
 
@@ -51,6 +53,8 @@ class WorkerPort:
         """The last opening that took its slot."""
         self._refused: set[int] = set()
         """Slots whose opening was refused: the board shows FAILED until they are released."""
+        self._times: dict[int, list[float]] = {}
+        """Slot in use to the times of its transfer."""
         self._mapped: dict[int, SharedMemory] = {}
         self._closed = False
 
@@ -186,6 +190,7 @@ class WorkerPort:
         self.check_use(message)
         del self.slots[message.transfer]
         self._refused.discard(message.transfer)
+        self._times.pop(message.transfer, None)
         self.board.release(message.transfer, message.sequence)
 
     def show(self, effect: Show) -> None:
@@ -193,6 +198,7 @@ class WorkerPort:
         sequence = self.slots.get(effect.slot)
         if sequence is None or self._closed or effect.slot in self._refused:
             return
+        times = self._note_time(effect.slot, effect.state)
         error = None
         if effect.error is not None:
             told = effect.error.to_wire()
@@ -216,6 +222,7 @@ class WorkerPort:
                     runs=effect.runs,
                     aux=effect.aux,
                     lane=effect.lane,
+                    times=times,
                 )
             )
         if self.told.get(effect.slot) == sequence:
@@ -230,6 +237,25 @@ class WorkerPort:
                 bytes_done=effect.length_bytes,
             )
         self.board.publish(effect.slot, effect.state)
+
+    def _note_time(self, slot: int, state: State) -> tuple[float, ...]:
+        """When a transfer was matched, its first and last byte moved, it committed; 0: unknown."""
+        times = self._times.setdefault(slot, [0.0] * 4)
+        now = time.monotonic()
+        if state in _MATCHED and not times[0]:
+            times[0] = now
+        if state is State.MOVING and not times[1]:
+            times[1] = now
+        if state in (State.SENT, State.COMMITTED) and not times[2]:
+            times[2] = now
+        if state is State.COMMITTED:
+            times[3] = now
+        return tuple(times)
+
+    def show_returned(self, effect: ShowReturned) -> None:
+        """Tell the worker of source pages that are its own again; by the board alone."""
+        if effect.slot in self.slots and not self._closed and effect.slot not in self._refused:
+            self.board.set_returned(effect.slot, effect.tokens, effect.chunks, wake=effect.wake)
 
     def close(self) -> None:
         """The connection is gone; memory stays until `release_memory`."""

@@ -364,6 +364,7 @@ class Sender:
             self._check_readable(posting.key)
         self._machine.on_batch(
             *posting.key,
+            posting.number,
             length_bytes=event.length_bytes,
             runs=event.runs if not event.error else 0,
             error=event.error,

@@ -158,6 +158,7 @@ class AsyncChannel(Line):
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._eventfd)
         self.on_board()
+        self.board_bell.ring()
 
     def _on_writable(self) -> None:
         done = self._flush()
@@ -173,7 +174,11 @@ class AsyncChannel(Line):
             return
         self.failure = error
         self._unwatch()
-        for bell in (self._sent, *(answer.bell for answer in self._answers.values())):
+        for bell in (
+            self._sent,
+            self.board_bell,
+            *(answer.bell for answer in self._answers.values()),
+        ):
             bell.ring(everybody=True)
         self.on_failure()
 

@@ -32,6 +32,7 @@ class AsyncSending(SendingRecord, AsyncTransfer):
     _event_method = "query"
 
     send = awaited(SendingRecord._send)
+    wait_returned = awaited(SendingRecord._wait_returned)
 
     async def _wait_for(self, after: AsyncEvent) -> None:  # type: ignore[override]
         timeout_s = self._client.timeout_s

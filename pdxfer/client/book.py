@@ -417,7 +417,7 @@ class Book(Generic[R]):
         told = transfer.explained(state) or self.channel.failure is not None
         if state in FINAL:
             if told:
-                transfer.final = state
+                transfer.note_final(state)
                 self._release(transfer)
                 if state is State.FAILED or not transfer.told_back:
                     self._list(transfer)

@@ -74,6 +74,8 @@ class Line:
         """The process that may use it."""
         self._inbox: Inbox[FromAgent] = Inbox(FromAgent)
         self._outbox = Outbox()
+        self.board_bell = Bell()
+        """Where those wait who wait for anything on the board."""
         self._posted_bytes = 0
         self._gathering = 0
         """How many `gather` are open."""

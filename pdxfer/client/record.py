@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from pdxfer.client.line import Line
     from pdxfer.layout import KVLayout
+    from pdxfer.local.board import BoardReader
     from pdxfer.local.messages import (
         OpenReceive,
         OpenSend,
@@ -57,10 +58,24 @@ class Commit:
     """At decode: what the prefill worker sent beside the cache."""
     lane: str
     """How the bytes travelled."""
+    matched_s: float | None = None
+    """When both sides had come: `time.monotonic()` of this host, as this side's agent learnt of it.
+    None, as in those below: not yet, or not known."""
+    first_byte_s: float | None = None
+    """When bytes were on their way. Not known where decode hears of them by their commit alone."""
+    last_byte_s: float | None = None
+    """When all bytes were in place."""
+    committed_s: float | None = None
+    """When every decode worker (at decode: this one) had committed."""
 
 
 class Owner(Protocol):
     """What a transfer needs of its client."""
+
+    @property
+    def board(self) -> BoardReader:
+        """The status board."""
+        ...
 
     @property
     def channel(self) -> Line:
@@ -185,6 +200,10 @@ class TransferRecord:
         self._heard.add(outcome.state)
         if outcome.prefix_tokens is not None:
             self._prefix_tokens = outcome.prefix_tokens
+
+    def note_final(self, state: State) -> None:
+        """It is final: its slot is another transfer's from here on."""
+        self.final = state
 
     def tell(self) -> None:
         """`finished` lists it now."""
@@ -365,7 +384,8 @@ class TransferRecord:
         outcome = self.outcome
         if outcome is None:
             return Commit(0, 0, b"", "")
-        return Commit(outcome.length_bytes, outcome.runs, outcome.aux, outcome.lane)
+        times = (moment or None for moment in outcome.times)
+        return Commit(outcome.length_bytes, outcome.runs, outcome.aux, outcome.lane, *times)
 
     def _late(self, timeout_s: float) -> TimeoutError:
         return TimeoutError(

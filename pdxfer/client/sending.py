@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 from pdxfer import limits
-from pdxfer.client.arguments import check_event
+from pdxfer.client.arguments import check_event, check_patience
 from pdxfer.client.book import Book
 from pdxfer.client.record import BAD, Owner, TransferRecord
 from pdxfer.client.requests import chunk_of, open_message
@@ -35,6 +35,8 @@ class SendingRecord(TransferRecord):
     def __init__(self, client: Owner, opening: OpenSend, tag: object = None) -> None:
         super().__init__(client, opening, tag)
         self._last_sent = False
+        self._chunks_sent = 0
+        self._returned_last = (0, 0)
         self.note_chunk(opening.chunk)
 
     @property
@@ -44,11 +46,57 @@ class SendingRecord(TransferRecord):
             self._channel.collect()
         return self._prefix_tokens
 
+    @property
+    def returned_tokens(self) -> int:
+        """Source pages of tokens below this are the worker's again: a memory read.
+
+        Counted are tokens whose pages were sent in all layers and groups and have arrived at every
+        receiver; 0 until all receivers have come. State pages come back with SENT. Where the
+        transfer fails, the rest comes back at FAILED.
+        """
+        return self._returned()[0]
+
+    async def _wait_returned(self, timeout_s: float) -> None:
+        """Wait until all pages sent so far are the worker's again.
+
+        Raises:
+            The transfer's error, at FAILED or QUARANTINED; the pages are the worker's only if
+                `pages_returned`.
+            DaemonUnavailableError: the agent is gone.
+            TimeoutError: some are not; the transfer goes on.
+        """
+        check_patience(timeout_s)
+        channel = self._channel
+        if not await channel.until(self._all_returned, timeout_s, channel.board_bell):
+            raise self._late(timeout_s)
+        state = self.poll()
+        if state in BAD:
+            raise await self._failure(state)
+
+    def _all_returned(self) -> bool:
+        state = self.poll()
+        if state in BAD:
+            return state is not State.FENCING and self.explained(state)
+        return state in self.returned or self._returned()[1] >= self._chunks_sent
+
+    def _returned(self) -> tuple[int, int]:
+        """(tokens, chunks) below which pages are back, from the board while the slot is ours."""
+        now = self._client.board.returned(self.slot, self.sequence)
+        if now is not None:
+            self._returned_last = now
+        return self._returned_last
+
+    def note_final(self, state: State) -> None:
+        """It is final: its slot is another transfer's from here on."""
+        self._returned()
+        super().note_final(state)
+
     def note_chunk(self, chunk: Chunk | None) -> None:
         """A chunk, or none, has been given to the agent."""
         if chunk is not None:
             self.holds_pages = True
             self._last_sent = chunk.last
+            self._chunks_sent += 1
 
     async def _send(
         self,

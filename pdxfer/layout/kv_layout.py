@@ -46,6 +46,17 @@ class KVLayout(ByteMap):
         """The global layers that are here, in ascending order."""
         return tuple(sorted({plane.layer for plane in self.planes}))
 
+    @cached_property
+    def _layers_by_group(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, set[int]] = {}
+        for plane in self.planes:
+            found.setdefault(plane.group, set()).add(plane.layer)
+        return {name: tuple(sorted(layers)) for name, layers in found.items()}
+
+    def layers_of(self, group: str) -> tuple[int, ...]:
+        """The global layers that a group has planes of, in ascending order."""
+        return self._layers_by_group.get(group, ())
+
     def locate(
         self,
         part: str,

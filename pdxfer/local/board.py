@@ -29,6 +29,9 @@ _NO_INCARNATION: Final = bytes(16)
 ORPHANED: Final = 0x80
 """Set in a word once the agent has ended: it is the last one."""
 STATE_BITS: Final = 0x7F
+_CHUNK_BITS: Final = 18
+"""`limits.CHUNKS_PER_TRANSFER_MAX` fits."""
+_TOKENS_MAX: Final = (1 << 64 - _CHUNK_BITS) - 1
 
 LANES: Final = ("", "rdma", "cuda_ipc", "cma", "tcp", "stream", "mapped", "inproc")
 """Lane names by their code in the board. Append only."""
@@ -101,7 +104,18 @@ class BoardWriter:
         entry = Entry(room, 0, "", _NO_INCARNATION, 0, 0)
         self._live[slot] = (sequence, entry)
         self._store(slot, entry)
-        self._board.set_tokens_returned(slot, 0)
+        self._board.set_returned(slot, 0)
+
+    def set_returned(self, slot: int, tokens: int, chunks: int, *, wake: bool = True) -> None:
+        """Show which source pages are back, and with `wake` wake whoever waits for them.
+
+        Raises: LocalProtocolError when the slot is free.
+        """
+        self._entry(slot)
+        packed = min(tokens, _TOKENS_MAX) << _CHUNK_BITS | chunks
+        self._board.set_returned(slot, packed)
+        if wake:
+            self._signal()
 
     def in_use(self, slot: int, sequence: int) -> bool:
         """Whether the slot is taken, in this use."""
@@ -221,6 +235,16 @@ class BoardReader:
         """
         word = self._board.wait(slot, sequence << 8 | until_not, timeout_s)
         return _STATES[word & STATE_BITS] if word >> 8 == sequence else None
+
+    def returned(self, slot: int, sequence: int) -> tuple[int, int] | None:
+        """(tokens, chunks) below which source pages are back: two memory reads.
+
+        None when the slot is not in that use.
+        """
+        packed = self._board.returned(slot)
+        if self.word(slot) >> 8 != sequence:
+            return None
+        return packed >> _CHUNK_BITS, packed & (1 << _CHUNK_BITS) - 1
 
     def entry(self, slot: int, sequence: int) -> Entry | None:
         """What the board says beside the state; None when the slot is not in that use."""

@@ -274,6 +274,9 @@ class Outcome(LocalMessage, frozen=True, kw_only=True, tag="outcome"):
     aux: bytes = b""
     """Decode, at COMMITTED."""
     lane: str = ""
+    times: tuple[float, ...] = ()
+    """`time.monotonic()` of this host, as the agent learnt of it: matched, first byte, last byte,
+    committed; 0: not known, or not yet."""
 
 
 class Writer(LocalMessage, frozen=True, kw_only=True, tag="writer"):

@@ -140,6 +140,20 @@ class Show:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowReturned:
+    """Tell the worker of source pages that are its own again before the send has ended."""
+
+    worker: int
+    slot: int
+    tokens: int
+    """Pages of tokens below it, in all layers and groups."""
+    chunks: int
+    """Chunks below it."""
+    wake: bool = True
+    """Whether whoever waits for it is woken; else a `Show` follows, which does that."""
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
     """No write can reach the memory of this departed worker any more: unmap and deregister it."""
 
@@ -159,10 +173,11 @@ Effect = (
     | OpenGeneration
     | CloseGeneration
     | Show
+    | ShowReturned
     | Free
 )
 
-_WORDS = (Tell, Announce, Show, Free)
+_WORDS = (Tell, Announce, Show, ShowReturned, Free)
 
 
 def lane_work_first(effects: list[Effect]) -> list[Effect]:

@@ -60,6 +60,8 @@ class Node:
             machine, self.lanes, memory=self.ranges, tell=self.tell, lost=self.lane_lost, **also
         )
         self.shown: dict[tuple[int, int], Shown] = {}
+        self.returned: dict[tuple[int, int], tuple[int, int]] = {}
+        """(worker, slot) to the tokens and chunks below which source pages are back."""
         self.freed: list[int] = []
         self.lost: list[tuple[bytes, PdxferError]] = []
         """Sessions that the lane work gave up, with the reason."""
@@ -150,6 +152,8 @@ class Node:
         match effect:
             case fx.Tell():
                 self.tell(effect.peer, effect.message)
+            case fx.ShowReturned():
+                self.returned[effect.worker, effect.slot] = (effect.tokens, effect.chunks)
             case fx.Show():
                 shown = self.shown.setdefault((effect.worker, effect.slot), Shown())
                 shown.states.append(effect.state)

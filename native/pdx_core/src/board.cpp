@@ -132,8 +132,8 @@ void BoardWriter::set_bytes_done(std::uint32_t slot, std::uint64_t bytes) {
   line(slot).bytes_done.store(bytes);
 }
 
-void BoardWriter::set_tokens_returned(std::uint32_t slot, std::uint64_t tokens) {
-  line(slot).tokens_returned.store(tokens);
+void BoardWriter::set_returned(std::uint32_t slot, std::uint64_t packed) {
+  line(slot).returned.store(packed);
 }
 
 void BoardWriter::publish(std::uint32_t slot, std::uint64_t sequence, std::uint8_t state) {
@@ -182,8 +182,8 @@ std::uint64_t BoardReader::bytes_done(std::uint32_t slot) const {
   return line(slot).bytes_done.load();
 }
 
-std::uint64_t BoardReader::tokens_returned(std::uint32_t slot) const {
-  return line(slot).tokens_returned.load();
+std::uint64_t BoardReader::returned(std::uint32_t slot) const {
+  return line(slot).returned.load();
 }
 
 std::uint64_t BoardReader::wait(std::uint32_t slot, std::uint64_t seen, std::int64_t timeout_ns,

@@ -335,11 +335,12 @@ class PrefillMachine:
         if peer_id in self.peers:
             self._sends.effects.append(Announce(peer_id))
 
-    def on_batch(
+    def on_batch(  # noqa: PLR0913 the leg, its chunk, and what became of it
         self,
         peer_id: bytes,
         generation: int,
         source_worker: int,
+        number: int,
         *,
         length_bytes: int,
         runs: int,
@@ -348,7 +349,8 @@ class PrefillMachine:
     ) -> None:
         """A part of a chunk ended: placed and flushed, or with its first error.
 
-        Args:  ended: nothing more of that chunk is in flight, nor will be posted.
+        Args:  number: of the chunk.
+               ended: nothing more of that chunk is in flight, nor will be posted.
         """
         peer = self.peers.get(peer_id)
         for sending, leg in self._sends.legs(peer, generation):
@@ -356,13 +358,16 @@ class PrefillMachine:
                 continue
             if peer is not None:
                 peer.moved[generation] = None
-            leg.posts_in_flight -= ended
+            if ended:
+                leg.posts_in_flight.discard(number)
             leg.bytes_placed += length_bytes
             sending.moved = True
             leg.runs += runs
             if error:
                 leg.batch_failed = True
                 self._leg_failed(f"a write to decode failed: {error}", sending, leg)
+            elif ended and (leg.posts_in_flight or not sending.complete):
+                self._sends.note_returned(sending)  # else all of it, with its commit
             return
 
     def on_post_failed(
@@ -402,7 +407,7 @@ class PrefillMachine:
             return
         for sending, leg in list(self._sends.legs(peer, generation)):
             leg.drained = True
-            leg.posts_in_flight = 0
+            leg.posts_in_flight.clear()
             self._sends.settle(sending)
         peer.asked.add(generation)
         self._sends.answer_drained(peer, generation)

@@ -55,7 +55,7 @@ def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
     )
     if not length_bytes:
         return []
-    leg.posts_in_flight += 1
+    leg.posts_in_flight.add(number)
     return [
         Post(
             peer=leg.peer,

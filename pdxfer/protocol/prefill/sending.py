@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from pdxfer.errors import ConfigError, PdxferError
 from pdxfer.layout import KVLayout, Pages, Plan
+from pdxfer.protocol.prefill.returning import Returning
 from pdxfer.protocol.ranges import Ranges
 from pdxfer.protocol.state import State
 from pdxfer.protocol.tables import SendingEvent, advance_sending
@@ -40,8 +41,8 @@ class Leg:
     bytes_planned: int = 0
     bytes_placed: int = 0
     runs: int = 0
-    posts_in_flight: int = 0
-    """Chunks that the lane has not ended."""
+    posts_in_flight: set[int] = field(default_factory=set)
+    """Numbers of chunks that the lane has not ended."""
     batch_failed: bool = False
     """A write ended with an error: that proves nothing about where its bytes are."""
     commit_asked: bool = False
@@ -50,6 +51,11 @@ class Leg:
     committed: bool = False
     drained: bool = True
     """Nothing unposted, nothing in flight."""
+
+    @property
+    def chunks_ended(self) -> int:
+        """All chunks below this number are posted, and nothing of them is in flight."""
+        return min(self.posts_in_flight, default=self.chunks_posted)
 
     @property
     def generation(self) -> int:
@@ -92,6 +98,7 @@ class Sending:
     error: PdxferError | None = None
     check_at: float = 0.0
     """When its deadlines are looked at next; at once when its state has changed."""
+    returning: Returning = field(default_factory=Returning)
     moved: bool = True
     """Something came, was posted or flushed since the last tick."""
     moved_at: float = 0.0

@@ -13,6 +13,7 @@ from pdxfer.protocol.effects import (
     ForgetLeg,
     Free,
     Show,
+    ShowReturned,
     Tell,
 )
 from pdxfer.protocol.prefill.ended import EndedReceives
@@ -136,10 +137,22 @@ class Sends:
             return
         if sending.state is State.MOVING and sending.complete and all(leg.sent for leg in legs):
             sending.advance(SendingEvent.FLUSHED)
+            self.note_returned(sending, wake=False)
             self.show(sending)
         if sending.state is State.SENT and all(leg.committed for leg in legs):
             sending.advance(SendingEvent.COMMITTED)
             self.finish(sending)
+
+    def note_returned(self, sending: Sending, *, wake: bool = True) -> None:
+        """Tell the worker which pages are its own again, while the send goes on."""
+        if sending.error is not None or not sending.matched:
+            return
+        legs = list(sending.legs.values())
+        if sending.returning.advance(sending.layout, sending.chunks, legs):
+            back = sending.returning
+            self.effects.append(
+                ShowReturned(sending.worker, sending.slot, back.tokens, back.chunks, wake)
+            )
 
     def fail(
         self,

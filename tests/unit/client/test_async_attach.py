@@ -102,7 +102,15 @@ def test_the_surface_is_that_of_the_threaded_client(threaded, tasks):
             (p.name, p.kind, p.default) for p in got
         ], name
     coroutines = {name for name in names if inspect.iscoroutinefunction(getattr(tasks, name))}
-    assert coroutines == names & {"open", "send", "connect", "receive", "place", "wait"}
+    assert coroutines == names & {
+        "open",
+        "send",
+        "connect",
+        "receive",
+        "place",
+        "wait",
+        "wait_returned",
+    }
 
 
 @pytest.mark.parametrize("how", ["create", "enter", "create and enter"])

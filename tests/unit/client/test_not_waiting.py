@@ -279,3 +279,49 @@ def test_a_quarantined_one_is_not_told_back(decode_agent, decode):
     decode_agent.show(1, State.FAILED, error=TransferError("x", fence="dead"))
     assert decode.finished() == [receiving]
     assert not receiving.returned_before
+
+
+# -- pages that come back before the end ----------------------------------------------------
+def give_back(agent, room, tokens, chunks):
+    conn, slot, _ = agent.rooms[room]
+    agent.run(agent.boards[conn].set_returned, slot, tokens, chunks)
+
+
+def test_returned_tokens_are_read_from_the_board(prefill_agent, prefill):
+    sending = prefill.send(1, [1, 2], last=False)
+    assert sending.returned_tokens == 0
+    give_back(prefill_agent, 1, 8, 1)
+    assert sending.returned_tokens == 8
+    sending.wait_returned(WAIT_S)
+    sending.send([3], tokens=12)
+    with pytest.raises(TimeoutError, match="room 1 is WAITING"):
+        sending.wait_returned(0.01)
+    threading.Timer(0.05, lambda: give_back(prefill_agent, 1, 12, 2)).start()
+    sending.wait_returned(WAIT_S)
+    prefill_agent.show(1, State.SENT)
+    prefill_agent.show(1, State.COMMITTED)
+    sending.wait(WAIT_S)
+    prefill.send(2, [5], last=False)  # whichever slot it has, the count stays
+    assert sending.returned_tokens == 12
+
+
+def test_waiting_for_pages_of_a_transfer_that_fails(prefill_agent, prefill):
+    sending = prefill.send(1, [1], last=False)
+    prefill_agent.show(1, State.FAILED, error=PeerError("decode went away"))
+    with pytest.raises(PeerError, match="went away"):
+        sending.wait_returned(WAIT_S)
+
+
+async def test_pages_come_back_to_a_task(prefill_agent, async_prefill):
+    sending = await async_prefill.send(1, [1], last=False)
+    threading.Timer(0.05, lambda: give_back(prefill_agent, 1, 4, 1)).start()
+    await sending.wait_returned(WAIT_S)
+    assert sending.returned_tokens == 4
+
+
+def test_a_commit_has_its_times(decode_agent, decode):
+    receiving = decode.receive(1, PREFILL, [1])
+    decode_agent.show(1, State.COMMITTED, times=(1.5, 0.0, 2.5, 2.75))
+    commit = receiving.wait(WAIT_S)
+    assert (commit.matched_s, commit.first_byte_s) == (1.5, None)
+    assert (commit.last_byte_s, commit.committed_s) == (2.5, 2.75)

@@ -386,7 +386,7 @@ def test_no_commit_leaves_behind_writes_that_could_not_be_posted():
     life = decode.machine.incarnation
     prefill.machine.send(0, 0, GivenChunk(full([2, 3]), tokens=8))
     posted = [e for e in prefill.machine.take_effects() if not isinstance(e, Post)]
-    prefill.machine.on_batch(life, 1, 0, length_bytes=0, runs=0, error="no memory", ended=True)
+    prefill.machine.on_batch(life, 1, 0, 0, length_bytes=0, runs=0, error="no memory", ended=True)
     for effect in posted:
         prefill.do(effect)
     prefill.pump()

@@ -145,7 +145,7 @@ def test_the_only_write_in_flight_fails_and_the_lane_is_asked_for_its_end():
     prefill.machine.send(0, 0, GivenChunk(full([2]), last=False))
     [post] = [e for e in prefill.machine.take_effects() if isinstance(e, Post)]
     assert len(post.chunk.batches().splits) == 2
-    prefill.machine.on_batch(life, 1, 0, length_bytes=0, runs=0, error="no answer", ended=True)
+    prefill.machine.on_batch(life, 1, 0, 0, length_bytes=0, runs=0, error="no answer", ended=True)
     prefill.machine.on_message(life, Abort(generation=1), cluster.now)
     effects = prefill.machine.take_effects()
     assert [e for e in effects if isinstance(e, Cancel)] == [Cancel(life, 1)]
@@ -165,7 +165,7 @@ def test_bytes_that_were_not_placed_are_an_error_though_the_lane_tells_none(miss
     [commit] = [e for e in effects if isinstance(e, PostCommit)]
     placed = commit.payload.length_bytes - missing
     assert len(post.chunk.batches().splits) == 2
-    prefill.machine.on_batch(life, 1, 0, length_bytes=placed, runs=1, error="", ended=True)
+    prefill.machine.on_batch(life, 1, 0, 0, length_bytes=placed, runs=1, error="", ended=True)
     prefill.machine.on_commit_sent(life, 1, 0, error="")
     prefill.pump()
     if not missing:

@@ -53,7 +53,7 @@ struct alignas(64) BoardLine {
   BoardField<std::uint64_t> bytes_done;
   BoardField<std::uint32_t> peer_count;
   BoardField<std::uint32_t> lane;
-  BoardField<std::uint64_t> tokens_returned;  // prefill: source pages of tokens below it are back
+  BoardField<std::uint64_t> returned;  // prefill: what of the source pages is back, as it packs it
 };
 static_assert(sizeof(BoardLine) == 64);
 
@@ -121,7 +121,7 @@ class BoardWriter : public BoardMapping {
 
   void set_details(std::uint32_t slot, const BoardDetails& details);
   void set_bytes_done(std::uint32_t slot, std::uint64_t bytes);
-  void set_tokens_returned(std::uint32_t slot, std::uint64_t tokens);
+  void set_returned(std::uint32_t slot, std::uint64_t packed);
   // Stores the word (release) and wakes every waiter on it. `sequence` has 56 bits.
   void publish(std::uint32_t slot, std::uint64_t sequence, std::uint8_t state);
 };
@@ -139,7 +139,7 @@ class BoardReader : public BoardMapping {
   std::uint64_t word(std::uint32_t slot) const;
   BoardDetails details(std::uint32_t slot) const;
   std::uint64_t bytes_done(std::uint32_t slot) const;
-  std::uint64_t tokens_returned(std::uint32_t slot) const;
+  std::uint64_t returned(std::uint32_t slot) const;
   // Blocks until the word of `slot` differs from `seen` or `timeout_ns` has passed; returns the
   // word it then has. A negative timeout waits without end. Signals do not cut the wait short
   // unless `interrupted` is given and returns true.

@@ -1,0 +1,148 @@
+"""What engines ask of a client, at real agents: nothing blocks, ends are told, failing is fast."""
+
+import contextlib
+import time
+
+import numpy as np
+import pytest
+
+from pdxfer import embedded
+from pdxfer.client import DecodeClient, PrefillClient, Rank, State
+from pdxfer.errors import LayoutMismatchError, LocalProtocolError, PeerError
+from pdxfer.layout import page_major
+from tests.unit.client.conftest import SmallCache
+
+WAIT_S = 30
+
+
+@pytest.fixture(scope="module")
+def agents():
+    with embedded.prefill_agent() as prefill, embedded.decode_agent() as decode:
+        yield prefill, decode
+
+
+@pytest.fixture
+def pair(agents):
+    with clients(agents, SmallCache(), SmallCache()) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def clients(agents, source, destination, **options):
+    prefill, decode = agents
+    with (
+        PrefillClient(prefill, source, **options) as sender,
+        DecodeClient(decode, destination, **options) as receiver,
+    ):
+        yield sender, receiver
+
+
+def collect(client, transfers):
+    """What `finished` tells of these transfers, until all of them are final."""
+    told = []
+    deadline = time.monotonic() + WAIT_S
+    final = (State.COMMITTED, State.FAILED)
+    while not all(each.poll() in final for each in transfers) and time.monotonic() < deadline:
+        told += client.finished()
+        time.sleep(0.001)
+    return told + client.finished()
+
+
+def test_a_step_asks_for_everything_at_once_and_hears_of_each_end_once(pair):
+    sender, receiver = pair
+    array = np.frombuffer(sender.cache.shared.buffer, np.uint8)
+    array[:] = np.random.default_rng(1).integers(0, 256, array.size)
+    rooms = range(1, 8)
+    with receiver.together():
+        into = [receiver.receive(room, sender.addresses, [room], tag=room) for room in rooms]
+    with sender.together():
+        out = [sender.send(room, [room + 1], aux=b"x", tag=room) for room in rooms]
+    assert sorted(each.tag for each in collect(receiver, into)) == list(rooms)
+    assert sorted(each.tag for each in collect(sender, out)) == list(rooms)
+    for receiving, sending in zip(into, out, strict=True):
+        commit, sent = receiving.wait(WAIT_S), sending.wait(WAIT_S)
+        assert commit.aux == b"x"
+        assert sending.returned_tokens == 4
+        times = (sent.matched_s, sent.first_byte_s, sent.last_byte_s, sent.committed_s)
+        assert None not in times
+        assert sorted(times) == list(times)
+        assert commit.matched_s <= commit.last_byte_s <= commit.committed_s
+        item = sender.layout.item_lens[0]
+        for cache, page in ((sender, sending.tag + 1), (receiver, receiving.tag)):
+            region = np.frombuffer(cache.cache.shared.buffer, np.uint8)
+            part = region[page * item : (page + 1) * item]
+            if cache is sender:
+                wanted = part
+        assert np.array_equal(part, wanted)
+
+
+def test_refusals_are_errors_of_their_transfers(pair):
+    sender, _ = pair
+    first = sender.open(1, wait=False)
+    second = sender.open(1, wait=False)
+    with pytest.raises(LocalProtocolError, match="duplicate room 1"):
+        second.wait(WAIT_S)
+    assert second.pages_returned
+    assert first.poll() is State.WAITING
+    assert sender.finished() == [second]
+
+
+def test_pages_come_back_while_the_send_goes_on(pair):
+    sender, receiver = pair
+    receiving = receiver.receive(1, sender.addresses, [4, 5], tokens=8)
+    sending = sender.open(1)
+    assert sending.returned_tokens == 0
+    sending.send([1], last=False)
+    sending.wait_returned(WAIT_S)
+    assert sending.returned_tokens == 4
+    assert sending.poll() is State.MOVING
+    assert not sending.pages_returned
+    sending.send([2], tokens=8)
+    receiving.wait(WAIT_S)
+    sending.wait(WAIT_S)
+    assert sending.returned_tokens == 8
+
+
+def test_connect_has_a_verdict_for_each_pair(agents):
+    other = page_major(
+        layers=range(2), kv_heads=2, head_dim=8, page_size=4, pages=16, dtype="bfloat16"
+    )
+    with clients(agents, SmallCache(), SmallCache()) as (sender, receiver):
+        connecting = receiver.connect(sender.addresses, wait=False)
+        summary = connecting.wait(WAIT_S)
+        assert connecting.verdicts == {(Rank(), Rank()): summary}
+        assert connecting.error is None
+    with clients(agents, SmallCache(), SmallCache(other)) as (sender, receiver):
+        connecting = receiver.connect(sender.addresses, wait=False)
+        with pytest.raises(LayoutMismatchError):
+            connecting.wait(WAIT_S)
+        [error] = connecting.verdicts.values()
+        assert isinstance(error, LayoutMismatchError)
+        assert str(error) == str(connecting.error)
+        receiving = receiver.receive(1, sender.addresses, [1], wait=False)
+        with pytest.raises(LayoutMismatchError):
+            receiving.wait(WAIT_S)
+
+
+def test_a_receive_fails_fast_where_it_is_asked_to(pair):
+    sender, receiver = pair
+    receiver.connect(sender.addresses)
+    receiving = receiver.receive(1, sender.addresses, [1], must_exist=True)
+    with pytest.raises(PeerError) as caught:
+        receiving.wait(WAIT_S)
+    assert caught.value.retryable
+    nobody = receiver.receive(2, "tcp://127.0.0.1:9", [2], unreachable_s=0.2, wait=False)
+    with pytest.raises(PeerError) as caught:
+        nobody.wait(WAIT_S)
+    assert caught.value.retryable
+
+
+def test_close_lets_transfers_end(agents):
+    prefill, decode = agents
+    with DecodeClient(decode, SmallCache()) as receiver:
+        sender = PrefillClient(prefill, SmallCache())
+        sending = sender.send(1, [1])
+        receiving = receiver.receive(1, sender.addresses, [2])
+        sender.close(drain_s=WAIT_S)
+        assert sending.poll() is State.COMMITTED
+        assert receiving.wait(WAIT_S).length_bytes > 0
