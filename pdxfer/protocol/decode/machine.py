@@ -18,18 +18,18 @@ from pdxfer.layout import PlanSummary, Rank
 from pdxfer.protocol.decode.binding import Binding
 from pdxfer.protocol.decode.deadlines import Deadlines
 from pdxfer.protocol.decode.held import HeldPages
+from pdxfer.protocol.decode.inherited import Inheritance, Inherited
 from pdxfer.protocol.decode.placing import check_places, chunk_fault, commit_fault, failure_of
 from pdxfer.protocol.decode.proofs import Proof
 from pdxfer.protocol.decode.receives import Receives
 from pdxfer.protocol.decode.receiving import Receiving
 from pdxfer.protocol.decode.sides import Sides
-from pdxfer.protocol.decode.sources import PrefillPeer, Sources
-from pdxfer.protocol.effects import Effect, Tell, WatchSender, lane_work_first
+from pdxfer.protocol.decode.sources import PrefillPeer, Sources, summarize
+from pdxfer.protocol.effects import Effect, WatchSender, lane_work_first
 from pdxfer.protocol.given import GivenPlaces
 from pdxfer.protocol.naming import called, fields_of
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import (
-    Abort,
     Accept,
     Chunk,
     CommitPayload,
@@ -52,6 +52,7 @@ class DecodeMachine:
         self.peers = self.sources.peers
         self._receives = Receives(self.peers)
         self._binding = Binding(self.workers, self.sources, self._receives)
+        self._inherited = Inherited(self._receives)
         self._sides = Sides(self._receives)
         self._deadlines = Deadlines(self._receives, self._binding)
         self.live = self._receives.live
@@ -126,11 +127,7 @@ class DecodeMachine:
         """
         self._note_instance(addresses)
         found = self.sources.agree(addresses, self.workers[worker_id])
-        if isinstance(found, str):
-            return found
-        parts = [pair.plan.summary() for pair in found.values() if pair.plan is not None]
-        groups = tuple(group for part in parts for group in part.groups)
-        return PlanSummary(groups, parts[0].lane_hint).to_wire()
+        return found if isinstance(found, str) else summarize(found).to_wire()
 
     def pair_verdicts(
         self, worker_id: int, addresses: tuple[str, ...]
@@ -186,6 +183,12 @@ class DecodeMachine:
             self._binding.bind(receiving, now)
         return receiving
 
+    def inherit(self, left: Inheritance, now: float) -> Receiving:
+        """Hold pages of an older life of this agent until a proof comes: see `Inherited.take`."""
+        generation, self._next_generation = self._next_generation, self._next_generation + 1
+        layout = self.workers[left.worker].layout
+        return self._inherited.take(left, generation, layout, now)
+
     def place(self, worker_id: int, slot: int, place: GivenPlaces, *, now: float) -> None:
         """Give a receive its pages, once. An error in them fails the receive."""
         receiving = self._receives.index.by_slot.get((worker_id, slot))
@@ -230,10 +233,7 @@ class DecodeMachine:
         link = self.sources.link(address)
         link.peer_id, link.error, link.problem = peer_id, None, ""
         self.peers[peer_id] = PrefillPeer(peer_id, link.address, last_heard=now)
-        for receiving in self._receives.index.of_peer(peer_id):
-            if peer_id in receiving.unproven and receiving.error is not None:
-                again = Abort(generation=receiving.generation, reason=str(receiving.error))
-                self._receives.effects.append(Tell(peer_id, again))
+        self._inherited.ask_again(peer_id)
         self.announce_to(peer_id)
 
     def link_named(self, control: str, now: float) -> None:
@@ -289,7 +289,7 @@ class DecodeMachine:
             case Drained():
                 self._on_drained(peer, message, now)
             case Heartbeat():
-                self._on_progress(peer, message)
+                self._receives.note_progress(peer.peer_id, message.progress)
             case _:
                 raise RemoteProtocolError(
                     f"prefill may not send {type(message).__name__} to a decode agent"
@@ -323,12 +323,6 @@ class DecodeMachine:
             elif not receiving.debts:
                 self._binding.bind(receiving, now)
 
-    def _on_progress(self, peer: PrefillPeer, message: Heartbeat) -> None:
-        for progress in message.progress:
-            receiving = self.live.get(progress.generation)
-            if receiving is not None:
-                receiving.note_progress(peer.peer_id, progress.bytes_done)
-
     def _on_matched(self, peer: PrefillPeer, message: Matched) -> None:
         receiving = self.live.get(message.generation)
         debt = receiving.debts.get((peer.peer_id, message.source_worker)) if receiving else None
@@ -359,6 +353,9 @@ class DecodeMachine:
         self._receives.fail(receiving, told, now)
 
     def _on_drained(self, peer: PrefillPeer, message: Drained, now: float) -> None:
+        if message.decode_incarnation:
+            self._inherited.drained(peer.peer_id, message.decode_incarnation)
+            return
         receiving = self.live.get(message.generation)
         if receiving is None or peer.peer_id not in receiving.bound:
             return

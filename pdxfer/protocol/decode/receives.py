@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pdxfer import limits
 from pdxfer.errors import (
     LocalProtocolError,
@@ -19,6 +21,7 @@ from pdxfer.protocol.tables import ReceivingEvent
 from pdxfer.wire.messages import (
     Abort,
     Committed,
+    Progress,
 )
 
 ENDING = frozenset({State.FENCING, State.QUARANTINED})
@@ -55,6 +58,13 @@ class Receives:
         elif receiving.state is State.WAITING and receiving.matched:
             receiving.advance(ReceivingEvent.BOUND)
             self.show(receiving)
+
+    def note_progress(self, peer_id: bytes, progress: Iterable[Progress]) -> None:
+        """A prefill life says how far it is with each receive."""
+        for each in progress:
+            receiving = self.live.get(each.generation)
+            if receiving is not None:
+                receiving.note_progress(peer_id, each.bytes_done)
 
     def note_moving(self, receiving: Receiving) -> None:
         """Bytes of a receive are on their way, or have come from one of several."""

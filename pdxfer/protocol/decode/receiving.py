@@ -61,6 +61,8 @@ class Receiving:
     """Prefill lives that know the room is held."""
     proofs: dict[bytes, str] = field(default_factory=dict)
     """Prefill life to the proof that it can write no more: drained, revoked, dead."""
+    origin: bytes = b""
+    """Older life of this agent that received it; empty: this one did."""
     drain_deadline: float = 0.0
     check_at: float = 0.0
     """When its deadlines are looked at next; at once when its state has changed."""

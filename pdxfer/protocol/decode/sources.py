@@ -149,6 +149,13 @@ def _check_once(instance: Instance, peers: dict[bytes, PrefillPeer]) -> None:
             )
 
 
+def summarize(pairs: Pairs) -> PlanSummary:
+    """The plans of an instance towards one destination worker as one."""
+    parts = [pair.plan.summary() for pair in pairs.values() if pair.plan is not None]
+    groups = tuple(group for part in parts for group in part.groups)
+    return PlanSummary(groups, parts[0].lane_hint)
+
+
 class Sources:
     """All that a decode agent knows of prefill: links, lives, and what was agreed on with them."""
 

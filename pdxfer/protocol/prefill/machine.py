@@ -45,7 +45,6 @@ from pdxfer.wire.messages import (
     LaneFailed,
     Message,
     Place,
-    Progress,
     Receive,
 )
 
@@ -200,17 +199,7 @@ class PrefillMachine:
 
     def heartbeat(self, peer_id: bytes) -> Heartbeat:
         """What the next heartbeat to a decode life says: how far each transfer is that moved."""
-        progress: list[Progress] = []
-        peer = self.peers.get(peer_id)
-        while peer is not None and peer.moved:
-            if len(progress) == limits.PROGRESS_PER_HEARTBEAT_MAX:
-                break
-            generation = next(iter(peer.moved))
-            del peer.moved[generation]
-            done = sum(leg.bytes_placed for _, leg in self._sends.legs(peer, generation))
-            if done:
-                progress.append(Progress(generation=generation, bytes_done=done))
-        return Heartbeat(progress=progress)
+        return Heartbeat(progress=self._sends.take_progress(self.peers.get(peer_id)))
 
     def peer_lost(self, peer_id: bytes, reason: str) -> None:
         """A decode life ended (goodbye, a new life, silence past every lease)."""

@@ -24,7 +24,7 @@ from pdxfer.protocol.prefill.waiting import SendKey, Waited
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.tables import SendingEvent
 from pdxfer.protocol.workers import Worker
-from pdxfer.wire.messages import Drained, Failed, Receive
+from pdxfer.wire.messages import Drained, Failed, Progress, Receive
 
 
 @dataclass(slots=True)
@@ -274,6 +274,19 @@ class Sends:
                 ),
             )
         )
+
+    def take_progress(self, peer: DecodePeer | None) -> list[Progress]:
+        """How far each transfer with a decode life is that has moved since the last call."""
+        progress: list[Progress] = []
+        while peer is not None and peer.moved:
+            if len(progress) == limits.PROGRESS_PER_HEARTBEAT_MAX:
+                break
+            generation = next(iter(peer.moved))
+            del peer.moved[generation]
+            done = sum(leg.bytes_placed for _, leg in self.legs(peer, generation))
+            if done:
+                progress.append(Progress(generation=generation, bytes_done=done))
+        return progress
 
     def legs(self, peer: DecodePeer | None, generation: int) -> Iterator[tuple[Sending, Leg]]:
         """The live legs of one transfer at this agent, with their sends."""
