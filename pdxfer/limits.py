@@ -205,6 +205,10 @@ DAEMON_DRAIN_DEADLINE_S: Final = 15.0
 # -- commands --------------------------------------------------------------------------------
 DAEMON_CLOSE_SLACK_S: Final = 15.0
 """How long past its drain deadline a stopping daemon is given to close engines and sockets."""
+DESCRIPTORS_CHECK_S: Final = 2.0
+"""How often a daemon counts its open file descriptors."""
+DESCRIPTORS_FEW_SHARE: Final = 0.8
+"""Share of RLIMIT_NOFILE from which on a daemon says that descriptors are few."""
 DAEMON_READY_TIMEOUT_S: Final = 30.0
 """How long demo and bench wait for the ready file of a daemon they started."""
 CHILD_START_TIMEOUT_S: Final = 300.0

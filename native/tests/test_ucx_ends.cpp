@@ -1,10 +1,14 @@
 // How paths, receivers and engines end. Two engines in one process; argument: the lane.
+#include <arpa/inet.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <thread>
 
+#include "pdx/ucx/worker_address.h"
 #include "ucx_pair.h"
 
 namespace {
@@ -218,6 +222,53 @@ void close_is_idempotent_and_bounded() {
   pair.sender.close_receiver(5);
 }
 
+// Connections that a stranger opens and leaves idle, until no descriptor is left.
+void idle_connections_take_a_listener_but_not_the_lane() {
+  Engine receiver(options(lane));
+  Engine sender(options(lane));
+  Told sent(sender);
+  const auto [first, address] = receiver.open_receiver();
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const auto entries = WorkerAddress::parse(LaneAddress::unpack(address).worker).entries;
+  std::memcpy(&at.sin_port, entries.front().interface.data(), sizeof at.sin_port);
+  rlimit limit{};
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const rlimit before = limit;
+  limit.rlim_cur = 128;
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  std::vector<int> idle;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  for (bool listens = true; listens && std::chrono::steady_clock::now() < end;) {
+    const int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (one < 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      // Make room to ask once more.
+      close(idle.back());
+      idle.pop_back();
+      continue;
+    }
+    idle.push_back(one);
+    listens = connect(one, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0;
+    CHECK(listens || errno == ECONNREFUSED);
+  }
+  for (const int one : idle) {
+    close(one);
+  }
+  CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  sender.connect(address, 1.0);
+  CHECK(!sent.wait(Event::PathOpened).error.empty());  // nobody listens there any more
+  receiver.close_receiver(first);
+  for (int i = 0; i < 3; ++i) {
+    const auto [id, again] = receiver.open_receiver();
+    const std::uint64_t path = sender.connect(again, 10.0);
+    sent.wait("a path to a new receiver", [=](const auto& done) {
+      return done.event == Event::PathOpened && done.id == path && done.error.empty();
+    });
+  }
+}
+
 void a_region_keeps_its_context() {
   const std::vector<char> memory(4096);
   auto context = std::make_shared<const Context>(options(lane).lane);
@@ -286,6 +337,7 @@ int main(int count, char** arguments) {
   RUN(a_closed_sender_is_lost);
   RUN(a_receiver_that_is_not_there_is_told_in_time);
   RUN(close_is_idempotent_and_bounded);
+  RUN(idle_connections_take_a_listener_but_not_the_lane);
   RUN(a_region_keeps_its_context);
   RUN(a_post_may_race_with_close);
   RUN(a_forked_child_is_refused);

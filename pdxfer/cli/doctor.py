@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import argparse
 
 _F_SEAL_FUTURE_WRITE: Final = 16  # Linux 5.1; the fcntl module has no name for it
+_DESCRIPTORS_ENOUGH: Final = 16_384
 _PTRACE: Final = {
     "0": "any process of this user",
     "1": "only a parent, or a process that allowed it",
@@ -136,6 +137,17 @@ def _locked_memory() -> Finding:
     )
 
 
+def _descriptors() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    text = (
+        f"{soft}, which daemons raise to {most}; each connection to a UCX port holds one, also an "
+        "idle one of a stranger"
+    )
+    enough = hard == resource.RLIM_INFINITY or hard >= _DESCRIPTORS_ENOUGH
+    return Finding("descriptors", enough, text + ("" if enough else ": raise LimitNOFILE"))
+
+
 def _ptrace_scope() -> Finding:
     file = Path("/proc/sys/kernel/yama/ptrace_scope")
     if not file.exists():
@@ -211,6 +223,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     _curve,
     _seals,
     _locked_memory,
+    _descriptors,
     _ptrace_scope,
     _cross_memory,
 )

@@ -22,6 +22,7 @@ import uvloop
 from pdxfer import __version__, limits
 from pdxfer.daemon import config as configuration
 from pdxfer.daemon import log
+from pdxfer.daemon.descriptors import raise_limit, watch_descriptors
 from pdxfer.errors import ConfigError, PdxferError
 from pdxfer.fabric.ucx_listener import listener_warning
 
@@ -136,6 +137,13 @@ class Daemon:
         warning = listener_warning(self._settings.lanes)
         if warning:
             _logger.warning("ucx_listener", extra={"fields": {"text": warning}})
+        watching = asyncio.ensure_future(watch_descriptors(raise_limit()))
+        try:
+            return await self._serve_watched()
+        finally:
+            watching.cancel()
+
+    async def _serve_watched(self) -> ExitCode:
         serving = asyncio.ensure_future(
             self._run_agent(self._agent, ready=self._on_ready, stop=self._stop)
         )

@@ -1,16 +1,48 @@
 #include "pdx/ucx/worker.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <vector>
+
 #include "pdx/ucx/context.h"
 #include "pdx/ucx/status.h"
 #include "pdx/ucx/worker_set.h"
 
 namespace pdx::ucx {
+namespace {
+
+constexpr std::size_t kNumbersKeptMax = 256;
+
+// When no descriptor is left for a connection that comes in, UCX 1.22 closes the listener for good
+// and forgets to take back its handler: from then on a listener that gets the same descriptor is
+// refused. So the lowest free numbers are kept from it until it gets one that works.
+ucs_status_t create(ucp_context_h context, const ucp_worker_params_t& params,
+                    ucp_worker_h* handle) {
+  std::vector<int> kept;
+  kept.reserve(kNumbersKeptMax);
+  ucs_status_t status = ucp_worker_create(context, &params, handle);
+  while (status == UCS_ERR_ALREADY_EXISTS && kept.size() < kNumbersKeptMax) {
+    const int number = eventfd(0, EFD_CLOEXEC);
+    if (number < 0) {
+      break;
+    }
+    kept.push_back(number);
+    status = ucp_worker_create(context, &params, handle);
+  }
+  for (const int number : kept) {
+    close(number);
+  }
+  return status;
+}
+
+}  // namespace
 
 Worker::Worker(const Context& context, WorkerSet& set) : set_(set) {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  check(ucp_worker_create(context.handle(), &params, &handle_), "creating a UCX worker");
+  check(create(context.handle(), params, &handle_), "creating a UCX worker");
   try {
     learn_descriptor_and_address(context);
     set_.add(*this);
