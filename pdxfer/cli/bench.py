@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from pdxfer.bench import crowded
 from pdxfer.bench.run import BenchOptions
 from pdxfer.bench.run import run as run_bench
 from pdxfer.fabric.lanes import library_lanes
@@ -23,6 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=library_lanes("ucx"),
         help="may be repeated; default: each",
     )
+    parser.add_argument(
+        "--crowded",
+        type=int,
+        nargs="?",
+        const=1_000_000,
+        metavar="PAGES",
+        help="only: small rooms alone, and beside one room of so many scattered pages",
+    )
     parser.add_argument("--repeats", type=int, default=default.repeats, help="of each transfer")
     parser.add_argument("--rounds", type=int, default=default.rounds, help="of each latency")
     parser.add_argument("--quick", action="store_true", help="a small part of each case, once")
@@ -39,6 +48,11 @@ def run(options: argparse.Namespace) -> int:
         json_file=options.json,
     )
     try:
+        if options.crowded is not None:
+            for lane in chosen.lanes:
+                print(f"{lane}, {options.crowded:,} pages in the huge room")
+                print(crowded.table(crowded.measure(lane, options.crowded)))
+            return 0
         return run_bench(chosen)
     except (ChildFailedError, RuntimeError) as error:
         sys.stderr.write(f"pdxfer bench: {error}\n")

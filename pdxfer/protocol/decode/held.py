@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from pdxfer import _core
 from pdxfer.errors import ConfigError
 from pdxfer.layout import KVLayout, Pages
 
@@ -47,12 +48,11 @@ class HeldPages:
                         "generation": str(holder),
                     },
                 )
-            if len(np.unique(ids)) != len(ids):
-                values, counts = np.unique(ids, return_counts=True)
-                twice = int(values[counts > 1][0])
+            at = _core.first_repeated_id(ids, len(self._owner[name]))
+            if at >= 0:
                 raise ConfigError(
-                    f"page {twice} of group {name} is named twice; each page has one place",
-                    fields={"page": str(twice)},
+                    f"page {int(ids[at])} of group {name} is named twice; each page has one place",
+                    fields={"page": str(int(ids[at]))},
                 )
         for name, listed in pages.items():
             self._owner[name][np.asarray(listed.ids, dtype=np.int64)] = generation
