@@ -9,8 +9,9 @@ from pdxfer.errors import LayoutMismatchError, PdxferError, PeerError
 from pdxfer.protocol.decode.placing import place_message
 from pdxfer.protocol.decode.receives import Receives
 from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
-from pdxfer.protocol.decode.sources import Instance, Sources
+from pdxfer.protocol.decode.sources import Instance, PrefillPeer, Sources
 from pdxfer.protocol.effects import OpenGeneration, Tell
+from pdxfer.protocol.naming import called, fields_of
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.address import split_instance
 from pdxfer.wire.messages import Abort, Place, Receive
@@ -52,6 +53,21 @@ class Binding:
             self.receives.note_bound(receiving, key[0])
             receiving.lanes.add(self.sources.peers[key[0]].lane)
         self._tell_receives(receiving, worker, list(found))
+
+    def take_workers(
+        self, receiving: Receiving, peer: PrefillPeer, known: dict[int, Worker], now: float
+    ) -> None:
+        """A prefill life has told its workers anew; `known` are those that it had before."""
+        lost = [
+            key for key in receiving.debts if key[0] == peer.peer_id and key[1] not in peer.workers
+        ]
+        if lost:
+            worker = known[lost[0][1]]
+            text = f"{called('prefill', worker)} at {peer.address} went away"
+            fields = {"address": peer.address, **fields_of("prefill", worker)}
+            self.receives.fail(receiving, PeerError(text, retryable=True, fields=fields), now)
+        elif not receiving.debts:
+            self.bind(receiving, now)
 
     def _tell_receives(self, receiving: Receiving, worker: Worker, keys: list[SourceKey]) -> None:
         for key in keys:

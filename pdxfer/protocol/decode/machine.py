@@ -57,8 +57,7 @@ class DecodeMachine:
         self._deadlines = Deadlines(self._receives, self._binding)
         self.live = self._receives.live
         """Generation to receive, from `receive` until it is final."""
-        self._revision = 0
-        self._next_generation = 1
+        self._revision, self._next_generation = 0, 1
 
     def take_effects(self) -> list[Effect]:
         """What is to be done since the last call, in order."""
@@ -305,23 +304,11 @@ class DecodeMachine:
             self._announce()
         if not peer.watched:
             peer.watched = True
-            self._receives.effects.append(
-                WatchSender(peer.peer_id, message.lane, message.lane_address)
-            )
+            watch = WatchSender(peer.peer_id, message.lane, message.lane_address)
+            self._receives.effects.append(watch)
         self._binding.tell_let_go()  # generations are told in order
         for receiving in self._on_link(peer.address):
-            lost = [
-                key
-                for key in receiving.debts
-                if key[0] == peer.peer_id and key[1] not in peer.workers
-            ]
-            if lost:
-                worker = known[lost[0][1]]
-                text = f"{called('prefill', worker)} at {peer.address} went away"
-                fields = {"address": peer.address, **fields_of("prefill", worker)}
-                self._receives.fail(receiving, PeerError(text, retryable=True, fields=fields), now)
-            elif not receiving.debts:
-                self._binding.bind(receiving, now)
+            self._binding.take_workers(receiving, peer, known, now)
 
     def _on_matched(self, peer: PrefillPeer, message: Matched) -> None:
         receiving = self.live.get(message.generation)

@@ -13,10 +13,8 @@ from pdxfer.errors import (
     PdxferError,
     PeerError,
     RemoteProtocolError,
-    ResourceError,
     TransferError,
 )
-from pdxfer.layout import check_page_ids
 from pdxfer.protocol.effects import (
     Announce,
     ClosePath,
@@ -30,6 +28,7 @@ from pdxfer.protocol.naming import called, fields_of, leg_failed
 from pdxfer.protocol.prefill.deadlines import Deadlines
 from pdxfer.protocol.prefill.matching import Matching
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
+from pdxfer.protocol.prefill.posting import check_given
 from pdxfer.protocol.prefill.sending import Leg, Sending
 from pdxfer.protocol.prefill.sends import Sends
 from pdxfer.protocol.prefill.waiting import Waiting
@@ -140,16 +139,7 @@ class PrefillMachine:
     def _take(self, sending: Sending, chunk: GivenChunk) -> bool:
         """Append a chunk; False where an error in it has failed the send."""
         try:
-            for group, listed in chunk.pages.items():
-                check_page_ids(sending.layout, group, listed.ids)
-            if len(chunk.aux) > limits.AUX_BYTES_MAX:
-                raise ResourceError(
-                    f"aux has {len(chunk.aux)} bytes, at most {limits.AUX_BYTES_MAX}"
-                )
-            if len(sending.chunks) >= limits.CHUNKS_PER_TRANSFER_MAX:
-                raise ResourceError(
-                    f"room {sending.room}: more than {limits.CHUNKS_PER_TRANSFER_MAX} chunks"
-                )
+            check_given(sending, chunk)
             sending.add_chunk(chunk.pages, chunk.tokens, chunk.layers, last=chunk.last)
             sending.aux = chunk.aux or sending.aux
         except PdxferError as error:

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from pdxfer.errors import TransferError
-from pdxfer.layout import Plan, PlannedChunk
+from pdxfer import limits
+from pdxfer.errors import ResourceError, TransferError
+from pdxfer.layout import Plan, PlannedChunk, check_page_ids
 from pdxfer.protocol.effects import Effect, Post, PostCommit
+from pdxfer.protocol.given import GivenChunk
 from pdxfer.protocol.prefill.sending import Chunk, Leg, Sending
 from pdxfer.protocol.ranges import Ranges, owed_ranges
 from pdxfer.wire.messages import Chunk as ChunkMessage
 from pdxfer.wire.messages import CommitPayload, Place, TokenRange
+
+
+def check_given(sending: Sending, chunk: GivenChunk) -> None:
+    """What a worker gives is within the bounds of its layout and of a send.
+
+    Raises:
+        ConfigError: a page id is out of range, or the group is unknown.
+        ResourceError: too much `aux`, or too many chunks.
+    """
+    for group, listed in chunk.pages.items():
+        check_page_ids(sending.layout, group, listed.ids)
+    if len(chunk.aux) > limits.AUX_BYTES_MAX:
+        raise ResourceError(f"aux has {len(chunk.aux)} bytes, at most {limits.AUX_BYTES_MAX}")
+    if len(sending.chunks) >= limits.CHUNKS_PER_TRANSFER_MAX:
+        raise ResourceError(
+            f"room {sending.room}: more than {limits.CHUNKS_PER_TRANSFER_MAX} chunks"
+        )
 
 
 def check_tokens(sending: Sending, leg: Leg) -> None:
