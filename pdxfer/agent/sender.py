@@ -305,7 +305,7 @@ class Sender:
             ticket = self._paths[peer].path.commit(generation, payload)
         except (PdxferError, KeyError) as error:
             text = str(error) if isinstance(error, PdxferError) else "the path is gone"
-            self._outcomes.append(lambda: self._machine.on_commit_sent(*key, error=text))
+            self._outcomes.append(lambda: self._commit_ended(key, text))
         else:
             self._commits[peer, ticket] = key
 
@@ -335,15 +335,11 @@ class Sender:
             case CommitSent():
                 key = self._commits.pop((event.peer, event.ticket), None)
                 if key is not None:
-                    machine.on_commit_sent(*key, error=event.error)
+                    self._commit_ended(key, event.error)
             case Cancelled():
                 machine.on_cancelled(event.peer, event.generation)
             case PathClosed():
-                self._paths.pop(event.peer, None)
-                for key, queue in self._queues.items():
-                    if key[0] == event.peer:
-                        queue.close()
-                machine.on_path_closed(event.peer, event.error, drained=event.drained)
+                self._on_path_closed(event)
             case _:
                 fields = {"event": type(event).__name__, "lane": fabric.lane}
                 _LOG.warning("unexpected_event", extra={"fields": fields})
@@ -373,6 +369,20 @@ class Sender:
         if posting.key in self._queues:
             self._advance(posting.key)
 
+    def _on_path_closed(self, event: PathClosed) -> None:
+        self._paths.pop(event.peer, None)
+        for key, queue in list(self._queues.items()):
+            if key[0] == event.peer:
+                queue.close()
+                if event.error:
+                    self._check_readable(key)
+        self._machine.on_path_closed(event.peer, event.error, drained=event.drained)
+
+    def _commit_ended(self, key: LegKey, error: str) -> None:
+        if error:
+            self._check_readable(key)  # a write before it may have ended the path
+        self._machine.on_commit_sent(*key, error=error)
+
     def _check_readable(self, key: LegKey) -> None:
         """A write has failed: say so where it is our own worker's memory that cannot be read.
 
@@ -385,7 +395,9 @@ class Sender:
                     f"the source memory cannot be read at {at:#x}, byte {at - part.address} of "
                     f"region {region}: keep the cache mapped and readable while a transfer reads it"
                 )
-                error = TransferError(text, fields={"region": str(region), "address": hex(at)})
+                error = TransferError(
+                    text, fields={"region": str(region), "memory_address": hex(at)}
+                )
                 self._machine.on_post_failed(*key, error=error)
                 return
 

@@ -6,7 +6,7 @@ import mmap
 import pytest
 
 from pdxfer.errors import LayoutMismatchError, TransferError
-from pdxfer.fabric.base import Posted
+from pdxfer.fabric.base import CommitSent, PathClosed, Posted
 from pdxfer.layout import Rank, page_major
 from pdxfer.memory import MemoryRange, unreadable_at
 from pdxfer.protocol.decode.sources import PrefillPeer, Sources
@@ -82,10 +82,19 @@ def test_a_write_that_fails_names_both_ends_and_the_lane():
     assert moving.receiving.error.fields["address"] == ADDRESS
 
 
-def test_a_source_page_that_cannot_be_read_is_named_and_is_no_fault_of_the_peer():
+@pytest.mark.parametrize("first", ["write", "commit", "path"])
+def test_a_source_page_that_cannot_be_read_is_named_and_is_no_fault_of_the_peer(first):
+    """Whichever of its consequences the lane tells first."""
     moving = Moving()
-    moving.prefill.half._memory = lambda worker: (MemoryRange(0, 4096, None),)
-    moving.post_fails("UCS_ERR_ENDPOINT_TIMEOUT")
+    half, fabric = moving.prefill.half, moving.prefill.fabric
+    half._memory = lambda worker: (MemoryRange(0, 4096, None),)
+    if first == "write":
+        moving.post_fails("UCS_ERR_ENDPOINT_TIMEOUT")
+    elif first == "commit":
+        half._commits[moving.peer, 999] = (moving.peer, moving.receiving.generation, 0)
+        half.on_event(fabric, CommitSent(moving.peer, 0, 999, error="path 1 is closed"))
+    else:
+        half.on_event(fabric, PathClosed(moving.peer, error="reset", drained=True))
     error = moving.sending.error
     assert isinstance(error, TransferError)
     assert str(error).startswith("the source memory cannot be read at 0x0, byte 0 of region 0")
