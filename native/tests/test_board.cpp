@@ -11,6 +11,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -213,6 +214,69 @@ void test_wait_in_another_process_is_woken() {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+void await_end(const BoardReader& reader) {
+  for (int i = 0; i < 20'000 && !reader.ended(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK(reader.ended());
+}
+
+// However the agent's process ends, its board says so, and shows the last word it wrote.
+void test_the_end_of_the_agents_process_is_seen() {
+  for (const int how : {SIGKILL, SIGTERM, 0}) {
+    const File file;
+    int told[2];
+    CHECK(pipe(told) == 0);
+    const pid_t agent = fork();
+    if (agent == 0) {
+      BoardWriter writer{file.fd, kSlots, incarnation(1)};
+      writer.publish(1, 3, 2);
+      CHECK(write(told[1], "x", 1) == 1);
+      if (how == 0) _exit(0);
+      pause();
+    }
+    char byte = 0;
+    CHECK(read(told[0], &byte, 1) == 1);
+    const BoardReader reader{file.fd, kSlots};
+    if (how != 0) {
+      CHECK(!reader.ended() && reader.word(1) == board_word(3, 2));
+      CHECK(kill(agent, how) == 0);
+    }
+    await_end(reader);
+    CHECK(reader.word(1) == (board_word(3, 2) | pdx::kOrphaned));
+    CHECK(waitpid(agent, nullptr, 0) == agent);
+    close(told[0]);
+    close(told[1]);
+  }
+}
+
+void test_the_end_of_the_agents_thread_is_seen() {
+  const File file;
+  std::unique_ptr<BoardWriter> writer;
+  std::thread([&] {
+    writer = std::make_unique<BoardWriter>(file.fd, kSlots, incarnation(1));
+  }).join();
+  await_end(BoardReader{file.fd, kSlots});
+}
+
+void test_a_fork_of_the_agent_may_come_and_go() {
+  const Board board;
+  const pid_t child = fork();
+  if (child == 0) {
+    const_cast<Board&>(board).~Board();
+    _exit(0);
+  }
+  CHECK(waitpid(child, nullptr, 0) == child);
+  CHECK(!board.reader.ended());
+}
+
+void test_an_end_in_order_is_seen() {
+  Board board;
+  CHECK(!board.reader.ended());
+  board.writer.end();
+  CHECK(board.reader.ended());
+}
+
 std::atomic<int> signals{0};
 std::atomic<bool> give_up{false};
 
@@ -256,6 +320,10 @@ int main() {
   test_wait_is_woken_by_the_word_it_waits_for();
   test_every_waiter_is_woken();
   test_wait_in_another_process_is_woken();
+  test_the_end_of_the_agents_process_is_seen();
+  test_the_end_of_the_agents_thread_is_seen();
+  test_a_fork_of_the_agent_may_come_and_go();
+  test_an_end_in_order_is_seen();
   test_signals_do_not_cut_a_wait_short();
   return 0;
 }

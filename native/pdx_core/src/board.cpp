@@ -107,8 +107,8 @@ BoardWriter::BoardWriter(int fd, std::uint32_t slots, const Incarnation& incarna
 }
 
 BoardWriter::~BoardWriter() {
-  // EPERM: another thread holds it, or the process of which this one is a fork.
-  if (pthread_mutex_unlock(&life().held) != 0) {
+  // EPERM: the process holds it of which this one is a fork.
+  if (maker_ != std::this_thread::get_id() || pthread_mutex_unlock(&life().held) != 0) {
     keep_mapped();
   } else {
     end();
@@ -182,9 +182,7 @@ std::uint64_t BoardReader::bytes_done(std::uint32_t slot) const {
   return line(slot).bytes_done.load();
 }
 
-std::uint64_t BoardReader::returned(std::uint32_t slot) const {
-  return line(slot).returned.load();
-}
+std::uint64_t BoardReader::returned(std::uint32_t slot) const { return line(slot).returned.load(); }
 
 std::uint64_t BoardReader::wait(std::uint32_t slot, std::uint64_t seen, std::int64_t timeout_ns,
                                 bool (*interrupted)()) const {

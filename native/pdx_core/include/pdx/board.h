@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
 
 namespace pdx {
 
@@ -124,6 +125,9 @@ class BoardWriter : public BoardMapping {
   void set_returned(std::uint32_t slot, std::uint64_t packed);
   // Stores the word (release) and wakes every waiter on it. `sequence` has 56 bits.
   void publish(std::uint32_t slot, std::uint64_t sequence, std::uint8_t state);
+
+ private:
+  const std::thread::id maker_ = std::this_thread::get_id();
 };
 
 // The worker's side. Any thread.
