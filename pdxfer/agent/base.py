@@ -26,6 +26,7 @@ from pdxfer.local.messages import (
     Attached,
     AttachWorker,
     FromWorker,
+    HeldTransfer,
     OpenReceive,
     OpenSend,
     PlacePages,
@@ -93,8 +94,11 @@ class Agent(ABC):
         """`take_effects` of the machine."""
 
     @abstractmethod
-    def attach_worker(self, worker: Worker) -> None:
-        """Tell the machine of a new worker."""
+    def attach_worker(self, worker: Worker, held: list[HeldTransfer]) -> None:
+        """Tell the machine of a new worker, and of transfers of an agent that has died.
+
+        Raises: PdxferError: those are none of this worker's; the caller lets it go.
+        """
 
     @abstractmethod
     def detach_worker(self, worker_id: int, reason: str) -> None:
@@ -344,7 +348,7 @@ class Agent(ABC):
         worker_id, self._next_worker = self._next_worker, self._next_worker + 1
         worker = port.attach(worker_id, message, fds)
         self.ports[worker_id] = port
-        self.attach_worker(worker)
+        self.attach_worker(worker, message.held)
         port.connection.send(Attached(request=message.request, worker_id=worker_id))
         _LOG.info(
             "worker_attached",

@@ -11,7 +11,7 @@ from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.ports import WorkerPort
 from pdxfer.agent.receiver import Receiver
-from pdxfer.agent.requests import given_places
+from pdxfer.agent.requests import given_places, inheritance
 from pdxfer.agent.writers import Writers
 from pdxfer.control.keys import load_client_keys
 from pdxfer.control.link import ControlLink
@@ -28,11 +28,13 @@ from pdxfer.local.messages import (
     Connected,
     ConnectPeer,
     FromWorker,
+    HeldTransfer,
     OpenReceive,
     PlacePages,
     Refused,
     TransferStatus,
     Verdict,
+    WritersEnded,
 )
 from pdxfer.protocol.decode.machine import DecodeMachine
 from pdxfer.protocol.effects import Effect
@@ -122,9 +124,13 @@ class DecodeAgent(Agent):
                 self.neighbours.forget(peer)
 
     # -- workers -----------------------------------------------------------------------------
-    def attach_worker(self, worker: Worker) -> None:
-        """A worker came."""
+    def attach_worker(self, worker: Worker, held: list[HeldTransfer]) -> None:
+        """A worker came, with pages that an earlier life of its agent had told."""
         self.machine.attach(worker)
+        for each in held:
+            prefill = self._links.ensure(each.prefill, self.now())
+            self.ports[worker.worker_id].take_slot(each.transfer, each.sequence, each.room)
+            self.machine.inherit(inheritance(worker.worker_id, each, prefill), self.now())
 
     def detach_worker(self, worker_id: int, reason: str) -> None:
         """A worker went away."""
@@ -137,6 +143,8 @@ class DecodeAgent(Agent):
                 self._connect(port, message)
             case OpenReceive():
                 self._receive(port, message)
+            case WritersEnded():
+                self.machine.writers_ended(port.attached.worker_id, message.transfer)
             case PlacePages():
                 worker_id, place = port.attached.worker_id, given_places(message.place)
                 self.machine.place(worker_id, message.transfer, place, now=self.now())

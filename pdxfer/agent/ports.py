@@ -150,11 +150,19 @@ class WorkerPort:
             LocalProtocolError: it is no free slot, or not its next use.
             ConfigError: the room is none; the slot is taken, to show that.
         """
-        self.board.take(message.transfer, message.sequence, message.room)
-        self.slots[message.transfer] = message.sequence
+        self.take_slot(message.transfer, message.sequence, message.room)
         self._opening = message
         if not 1 <= message.room < 1 << 64:
             raise ConfigError(f"room={message.room} is not within 1 and 2**64 - 1")
+
+    def take_slot(self, slot: int, sequence: int, room: int) -> None:
+        """Take a board slot that the worker has chosen.
+
+        Raises:
+            LocalProtocolError: it is no free slot, or not its next use.
+        """
+        self.board.take(slot, sequence, room)
+        self.slots[slot] = sequence
 
     def refuse(self, message: OpenSend | OpenReceive) -> None:
         """An opening was refused, and the worker has been told why: show it.

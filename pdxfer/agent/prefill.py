@@ -20,6 +20,7 @@ from pdxfer.fabric.base import (
 from pdxfer.local.messages import (
     AbortTransfer,
     FromWorker,
+    HeldTransfer,
     OpenSend,
     SendChunk,
     TransferStatus,
@@ -102,8 +103,8 @@ class PrefillAgent(Agent):
         self.machine.tick(now)
 
     # -- workers -----------------------------------------------------------------------------
-    def attach_worker(self, worker: Worker) -> None:
-        """A worker came."""
+    def attach_worker(self, worker: Worker, held: list[HeldTransfer]) -> None:
+        """A worker came. What a dead agent read of it has ended with that."""
         self.machine.attach(worker)
 
     def detach_worker(self, worker_id: int, reason: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pdxfer.layout import Pages
-from pdxfer.local.messages import Chunk, Places
+from pdxfer.local.messages import Chunk, HeldTransfer, Places
+from pdxfer.protocol.decode.inherited import Inheritance
 from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.wire.messages import GroupPages
 from pdxfer.wire.pages import unpack_ids
@@ -27,6 +28,23 @@ def given_places(places: Places) -> GivenPlaces:
         RemoteProtocolError: an encoding of page ids is malformed or over its limit.
     """
     return GivenPlaces(_pages(places.groups), places.tokens, places.prefix_tokens)
+
+
+def inheritance(worker: int, held: HeldTransfer, prefill: tuple[str, ...]) -> Inheritance:
+    """What an agent that died has left, as the decode machine takes it.
+
+    Raises:
+        RemoteProtocolError: an encoding of page ids is malformed or over its limit.
+    """
+    return Inheritance(
+        worker=worker,
+        room=held.room,
+        slot=held.transfer,
+        life=held.life,
+        prefill=prefill,
+        pages=_pages(held.groups),
+        writers=tuple(held.writers),
+    )
 
 
 def _pages(groups: dict[str, GroupPages]) -> dict[str, Pages]:

@@ -56,6 +56,25 @@ class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True):
     address: int = 0
 
 
+class HeldTransfer(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode: a transfer that an agent left when it died, whose pages may still be written.
+
+    It goes on in a slot of the new board: FENCING, then QUARANTINED, FAILED once it is proven.
+    """
+
+    transfer: int
+    """Slot of the new board, chosen as for a new transfer."""
+    sequence: int
+    life: bytes
+    """Incarnation of the agent that died."""
+    room: int
+    groups: dict[str, GroupPages]
+    prefill: list[str]
+    """Addresses of the prefill agents that were told the pages."""
+    writers: list[bytes]
+    """Incarnations of those that may still write, at least one."""
+
+
 class AttachWorker(LocalMessage, frozen=True, kw_only=True, tag="attach"):
     """Hands the worker's layout and memory to the agent; descriptors ride beside it."""
 
@@ -65,6 +84,8 @@ class AttachWorker(LocalMessage, frozen=True, kw_only=True, tag="attach"):
     relayout: str
     ignore_parts: list[str]
     memory: list[MemoryInfo]
+    held: list[HeldTransfer] = []
+    """Decode: what an agent that died has left. Where it cannot be held, nothing is attached."""
 
 
 class ConnectPeer(LocalMessage, frozen=True, kw_only=True, tag="connect"):
@@ -141,6 +162,10 @@ class AbortTransfer(TransferMessage, frozen=True, kw_only=True, tag="abort"):
 
 class ReleaseSlot(TransferMessage, frozen=True, kw_only=True, tag="release"):
     """The worker has seen the final state; the slot may be used again."""
+
+
+class WritersEnded(TransferMessage, frozen=True, kw_only=True, tag="writers_ended"):
+    """Decode: the worker has seen the processes end of all that may write a `HeldTransfer`."""
 
 
 class AskStatus(LocalMessage, frozen=True, kw_only=True, tag="ask_status"):
@@ -312,6 +337,7 @@ FromWorker = (
     | PlacePages
     | AbortTransfer
     | ReleaseSlot
+    | WritersEnded
     | Together
     | AskStatus
 )

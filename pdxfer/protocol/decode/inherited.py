@@ -96,6 +96,13 @@ class Inherited:
                 proof = Proof("drained", peer_id, generation=receiving.generation)
                 self._receives.prove(proof)
 
+    def writers_ended(self, worker: int, slot: int) -> None:
+        """The processes of all that may write an inherited receive of this worker have ended."""
+        receiving = self._receives.index.by_slot.get((worker, slot))
+        if receiving is not None and receiving.origin:
+            for writer in sorted(receiving.unproven):
+                self._receives.prove(Proof("dead", writer, generation=receiving.generation))
+
     def _ask(self, peer_id: bytes, life: bytes) -> None:
         message = Abort(decode_incarnation=life, reason="the older decode agent has ended")
         self._receives.effects.append(Tell(peer_id, message))

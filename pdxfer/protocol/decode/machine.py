@@ -188,6 +188,10 @@ class DecodeMachine:
         layout = self.workers[left.worker].layout
         return self._inherited.take(left, generation, layout, now)
 
+    def writers_ended(self, worker_id: int, slot: int) -> None:
+        """The worker has seen the processes of all writers of an inherited receive end."""
+        self._inherited.writers_ended(worker_id, slot)
+
     def place(self, worker_id: int, slot: int, place: GivenPlaces, *, now: float) -> None:
         """Give a receive its pages, once. An error in them fails the receive."""
         receiving = self._receives.index.by_slot.get((worker_id, slot))
