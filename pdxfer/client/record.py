@@ -6,7 +6,7 @@ faces (`pdxfer.client.waiting`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from pdxfer.client.arguments import check_patience, check_reason
@@ -58,14 +58,14 @@ class Commit:
     """At decode: what the prefill worker sent beside the cache."""
     lane: str
     """How the bytes travelled."""
-    matched_s: float | None = None
+    matched_s: float | None = field(default=None, repr=False)
     """When both sides had come: `time.monotonic()` of this host, as this side's agent learnt of it.
     None, as in those below: not yet, or not known."""
-    first_byte_s: float | None = None
+    first_byte_s: float | None = field(default=None, repr=False)
     """When bytes were on their way. Not known where decode hears of them by their commit alone."""
-    last_byte_s: float | None = None
+    last_byte_s: float | None = field(default=None, repr=False)
     """When all bytes were in place."""
-    committed_s: float | None = None
+    committed_s: float | None = field(default=None, repr=False)
     """When every decode worker (at decode: this one) had committed."""
 
 
