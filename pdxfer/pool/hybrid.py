@@ -135,12 +135,12 @@ class HybridMambaPool(PoolPair):
         tokens, kept = kv_cache_cpu
         if (kept is None) != (mamba_indices is None):
             raise ShapeError("state of a copy and mamba_indices must be given together")
-        slots = self.full_kv_pool.checked_slots(indices)
-        self.full_kv_pool.check_cpu_copy(tokens, slots.numel())
         if kept is not None and mamba_indices is not None:
-            # Checks all of its own before it writes, and the tokens are known to be right.
+            self.mamba_pool.check_cpu_copy(kept, mamba_indices)
+        # Checks all of its own before it writes, and the states are known to be right.
+        self.full_kv_pool.load_cpu_copy(tokens, indices)
+        if kept is not None and mamba_indices is not None:
             self.mamba_pool.load_cpu_copy(kept, mamba_indices)
-        self.full_kv_pool.load_cpu_copy(tokens, slots)
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         """Rows of the full-attention pool; the state of a request does not move with its tokens."""

@@ -137,6 +137,13 @@ class StatePool(Pool):
                 tensor[:, ids[kept]] = there[:, kept]
         synchronize(ids.device)
 
+    def check_cpu_copy(self, copied: StateCopy, indices: torch.Tensor) -> None:
+        """Refuses what `load_cpu_copy` would refuse, and writes nothing.
+
+        Raises:  SlotError, ShapeError.
+        """
+        self._given(copied, self._ids(indices, "indices").numel())
+
     def copy_from(self, src_index: torch.Tensor, dst_index: torch.Tensor) -> None:
         """The state of slot `src_index[i]` to slot `dst_index[i]`; they may overlap, and be 0-d."""
         self.move_pages(self._ids(dst_index, "dst_index"), self._ids(src_index, "src_index"))

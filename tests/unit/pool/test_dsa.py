@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pdxfer.pool import DSAPool, HostPool, ShapeError, SlotError  # noqa: E402
-from tests.support.pools import assert_memory, fill, snapshot  # noqa: E402
+from pdxfer.pool import DSAPool, HostPool, HybridMambaPool, ShapeError, SlotError  # noqa: E402
+from tests.support.pools import assert_memory, fill, snapshot, state_pool  # noqa: E402
 
 SHAPE = {
     "size": 16,
@@ -165,6 +165,30 @@ def test_a_host_pool_behind_it(make, pool):
     copied = host.get_cpu_copy(here)
     pool.load_cpu_copy(copied, torch.tensor([5, 10]))
     assert torch.equal(torch.cat(index_bytes(pool, 7, 10)), expected[1])
+
+
+def test_beside_recurrent_states(make, pool):
+    states = make(state_pool)
+    fill(states)
+    both = make(HybridMambaPool, full_kv_pool=pool, mamba_pool=states)
+    loc, to = torch.arange(4, 12), torch.tensor([8, 9, 10, 11, 16, 17, 18, 19])
+    copied = both.get_cpu_copy(loc, torch.tensor(1))
+    assert set(copied[0]) == {"kv", "index_k"}
+    before = snapshot(both)
+    for wrong, slots, slot in (
+        (copied, to.flip(0), torch.tensor(2)),
+        (copied, to, torch.tensor(9)),
+        ((copied[0], (copied[1][0], None)), to, torch.tensor(2)),
+        (({**copied[0], "index_k": None}, copied[1]), to, torch.tensor(2)),
+    ):
+        with pytest.raises((ShapeError, SlotError)):
+            both.load_cpu_copy(wrong, slots, slot)
+        assert_memory(both, before)
+    expected = torch.cat(index_bytes(pool, 7, 9)).clone()
+    kept = bits(states.temporal[:, 1]).clone()
+    both.load_cpu_copy(copied, to, torch.tensor(2))
+    assert torch.equal(torch.cat(index_bytes(pool, 7, 17)), expected)
+    assert torch.equal(bits(states.temporal[:, 2]), kept)
 
 
 def test_packed_rows_come_as_bytes(make):
