@@ -8,11 +8,16 @@ import os
 import signal
 import time
 
+import msgspec
+import numpy as np
 import pytest
 
 from pdxfer.client import DecodeClient, PrefillClient, State
 from pdxfer.errors import DaemonUnavailableError, PdxferError, PeerError
 from pdxfer.launch.daemons import DaemonProcess
+from pdxfer.local.messages import HeldTransfer
+from pdxfer.wire.messages import GroupPages
+from pdxfer.wire.pages import pack_ids
 from tests.support.caches import PAGE, SeededCache, small
 
 pytestmark = pytest.mark.ucx
@@ -142,3 +147,41 @@ def test_the_own_worker_of_a_killed_decode_daemon(tmp_path, lane, stage):
 
 def listed(client, transfer):
     return client.finished() == [transfer]
+
+
+class Returning(DecodeClient):
+    """Comes back to a new daemon with what a dead one has left."""
+
+    left: HeldTransfer
+
+    def _begin(self):
+        self._attach = msgspec.structs.replace(self._attach, held=[self.left])
+        super()._begin()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_daemon_that_came_back_gives_the_pages_of_its_dead_life_back(tmp_path, stage):
+    """Over cma, with the prefill daemon alive: it says that it has nothing of that life left."""
+    with daemons(tmp_path, "cma") as (prefill, decode), workers(prefill, decode) as pair:
+        _, receiving = begin(*pair, stage)
+        life = pair[1].board.incarnation
+        entry = pair[1].board.entry(receiving.slot, receiving.sequence)
+        kill(decode)
+        assert until(lambda: receiving.poll() is State.QUARANTINED)
+        (tmp_path / "decode" / "decode.ready").unlink()
+        with DaemonProcess("decode", tmp_path / "decode", ["--lanes", "cma"]) as again:
+            encoding, ids = pack_ids(np.array([1, 2]))
+            Returning.left = HeldTransfer(
+                transfer=50,
+                sequence=1,
+                life=life,
+                room=9,
+                groups={"full": GroupPages(first_token=0, encoding=encoding, ids=ids)},
+                prefill=list(pair[0].addresses),
+                writers=[entry.peer_incarnation],
+            )
+            with Returning(again.wait_ready().socket, SeededCache(small(), 2)) as client:
+                assert until(lambda: client.board.state(50, 1) is State.FAILED)
+                sending = pair[0].send(10, [3], tokens=PAGE)
+                client.receive(10, pair[0].addresses, [1], tokens=PAGE).wait(WAIT_S)
+                sending.wait(WAIT_S)
