@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pdxfer import __version__, limits
 from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.host import host_id
+from pdxfer.agent.lane_work import LaneWork
 from pdxfer.agent.lanes import Lanes, MakeFabric
 from pdxfer.agent.neighbours import Neighbours
 from pdxfer.agent.ports import WorkerPort
@@ -112,13 +113,10 @@ class Agent(ABC):
     def on_abort(self, port: WorkerPort, message: AbortTransfer) -> None:
         """A worker gives a transfer up."""
 
+    @property
     @abstractmethod
-    def do(self, effect: Effect) -> None:
-        """Carry out an effect on the lanes: the sender's or the receiver's part."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Tell the machine what carrying out effects on the lanes has brought about."""
+    def lane_work(self) -> LaneWork:
+        """The sender or the receiver of this agent."""
 
     @abstractmethod
     def tell(self, peer: bytes, message: Message) -> None:
@@ -428,7 +426,7 @@ class Agent(ABC):
                 _LOG.info("transfer", extra={"fields": fields})
 
     def _tell_outcomes(self) -> None:
-        self.settle()
+        self.lane_work.settle(self.now())
         while self._outcomes:
             self._outcomes.popleft()()
 
@@ -448,7 +446,7 @@ class Agent(ABC):
                 if port is not None:
                     port.release_memory()
             case _:
-                self.do(effect)
+                self.lane_work.do(effect)
 
     def _show(self, effect: Show) -> None:
         port = self.ports.get(effect.worker)

@@ -346,13 +346,10 @@ class DecodeAgent(Agent):
         self._leave(peer, str(error))  # also without a session any more
 
     # -- lanes -------------------------------------------------------------------------------
-    def do(self, effect: Effect) -> None:
+    @property
+    def lane_work(self) -> Receiver:
         """Receive sides and the generations on them."""
-        self._receiver.do(effect)
-
-    def settle(self) -> None:
-        """What carrying that out has brought about."""
-        self._receiver.settle(self.now())
+        return self._receiver
 
     def on_fabric(self, fabric: Fabric, event: FabricEvent) -> None:
         """Something happened on a lane."""

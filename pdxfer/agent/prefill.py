@@ -187,28 +187,23 @@ class PrefillAgent(Agent):
                 self.later(lambda: self._end_session(peer, lost))
 
     # -- lanes -------------------------------------------------------------------------------
-    def do(self, effect: Effect) -> None:
+    @property
+    def lane_work(self) -> Sender:
         """Paths, posts, commits."""
-        self._sender.do(effect)
-        self._take_turns()
+        return self._sender
 
-    def settle(self) -> None:
-        """What carrying them out has brought about."""
-        self._sender.settle()
-
-    def on_fabric(self, fabric: Fabric, event: FabricEvent) -> None:
-        """Something happened on a lane."""
-        self._sender.on_event(fabric, event)
-        self._take_turns()
-
-    def _take_turns(self) -> None:
-        """Large chunks go on behind whatever else the loop has to do."""
+    def pump(self) -> None:
+        """Carry out what the machine asks for; large chunks go on behind what else there is."""
+        super().pump()
         if self._sender.has_turns and not self._turn_asked:
             self._turn_asked = True
             self.loop.call_soon(self._take_turn)
+
+    def on_fabric(self, fabric: Fabric, event: FabricEvent) -> None:
+        """Something happened on a lane."""
+        self._sender.on_event(fabric, event, self.now())
 
     def _take_turn(self) -> None:
         self._turn_asked = False
         self._sender.take_turn()
         self.pump()
-        self._take_turns()

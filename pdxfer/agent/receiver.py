@@ -1,20 +1,18 @@
 """The lane work of a decode agent: receive sides, generations, commits. Without a loop.
 
 A receive side is the receiving end of a path: one for each prefill life that has a session, over
-the first lane that both sides can use. `do` carries out what the decode machine asks for,
-`on_event` brings back what a lane says; `settle` tells the machine what carrying out has brought
-about, so that the machine is never entered while it is being served.
+the first lane that both sides can use.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
+from pdxfer.agent.lane_work import LaneWork
 from pdxfer.agent.lanes import Lanes
 from pdxfer.errors import LocalProtocolError, PdxferError, PeerError
 from pdxfer.fabric.base import (
@@ -66,11 +64,12 @@ def silence_of(fabric: Fabric) -> str:
     return "" if fabric.capabilities.revoke_scope is Scope.NOTHING else "revoked"
 
 
-class Receiver:
+class Receiver(LaneWork):
     """Carries out the effects of one decode machine on its lanes. Loop thread only.
 
-    Args:  machine: what asks and is told. lanes: of this agent. memory: the ranges of a worker.
-           tell: sends a control message to a peer life. lost: the session with a peer cannot go on.
+    Args:
+        machine: what asks and is told.
+        lanes, memory, tell, lost: see `LaneWork`.
     """
 
     def __init__(
@@ -82,13 +81,9 @@ class Receiver:
         tell: Callable[[bytes, Message], None],
         lost: Callable[[bytes, PdxferError], None],
     ) -> None:
+        super().__init__(lanes, memory=memory, tell=tell, lost=lost)
         self._machine = machine
-        self._lanes = lanes
-        self._memory = memory
-        self._tell = tell
-        self._lost = lost
         self._sides: dict[bytes, ReceiveSide] = {}
-        self._outcomes: deque[Callable[[float], None]] = deque()
 
     # -- sessions ----------------------------------------------------------------------------
     def joined(self, peer: bytes, hello: Hello, ucx_version: str, apart: str) -> list[str]:
@@ -160,11 +155,7 @@ class Receiver:
 
     # -- effects -----------------------------------------------------------------------------
     def do(self, effect: Effect) -> None:
-        """Carry out one effect.
-
-        Raises:
-            LocalProtocolError: it is none of a decode agent.
-        """
+        """Carry out one effect; see `LaneWork`."""
         match effect:
             case Announce():
                 self._announce(effect.peer)
@@ -177,11 +168,6 @@ class Receiver:
             case _:
                 raise LocalProtocolError(f"a decode agent cannot do {type(effect).__name__}")
 
-    def settle(self, now: float) -> None:
-        """Tell the machine what carrying out has brought about since the last call."""
-        while self._outcomes:
-            self._outcomes.popleft()(now)
-
     def _announce(self, peer_id: bytes) -> None:
         """Tell a prefill life our workers, and where its receive side is."""
         peer, revision = self._machine.peers.get(peer_id), self._machine.next_revision()
@@ -190,8 +176,7 @@ class Receiver:
         try:
             side = self._open_side(peer_id, revision)
         except PeerError as error:
-            lost = error
-            self._outcomes.append(lambda now: self._lost(peer_id, lost))
+            self._lose(peer_id, error)
             return
         if side is None:
             return
@@ -246,7 +231,7 @@ class Receiver:
         return infos
 
     def _bar(self, worker_id: int, error: PdxferError) -> None:
-        self._outcomes.append(lambda now: self._machine.bar(worker_id, error, now))
+        self._later(lambda now: self._machine.bar(worker_id, error, now))
 
     def _info(self, lane: str, worker: Worker) -> WorkerInfo:
         regions = self._lanes.regions(lane, worker.worker_id, self._memory(worker.worker_id))
@@ -262,7 +247,7 @@ class Receiver:
             self._lanes.fabric(effect.lane).watch_sender(peer, effect.address)
         except PdxferError as error:
             text = str(error)
-            self._outcomes.append(lambda now: self._machine.sender_unwatched(peer, text, now))
+            self._later(lambda now: self._machine.sender_unwatched(peer, text, now))
 
     def _open_generation(self, effect: OpenGeneration) -> None:
         side = self._sides.get(effect.peer)
@@ -295,7 +280,7 @@ class Receiver:
 
     # -- events ------------------------------------------------------------------------------
     def on_event(self, fabric: Fabric, event: FabricEvent, now: float) -> None:
-        """Something happened on a lane: the machine hears of it."""
+        """Something happened on a lane; see `LaneWork`."""
         match event:
             case CommitArrived():
                 try:

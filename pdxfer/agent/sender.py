@@ -1,9 +1,4 @@
-"""The lane work of a prefill agent: paths, posts, commits. Without a loop: agents and tests use it.
-
-`do` carries out what the prefill machine asks for, `on_event` brings back what a lane says. What
-carrying out brings about at once (a path that cannot be made, a post that is refused) waits until
-`settle`, so that the machine is never entered while it is being served.
-"""
+"""The lane work of a prefill agent: paths, posts, commits."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pdxfer import limits
+from pdxfer.agent.lane_work import LaneWork
 from pdxfer.agent.lanes import Lanes
 from pdxfer.errors import LocalProtocolError, PdxferError, PeerError, TransferError
 from pdxfer.fabric.base import (
@@ -96,12 +92,13 @@ class _PathEnd:
     lane: str
 
 
-class Sender:
+class Sender(LaneWork):
     """Carries out the effects of one prefill machine on its lanes. Loop thread only.
 
-    Args:  machine: what asks and is told. lanes: of this agent. memory: the ranges of a worker.
-           tell: sends a control message to a peer life. lost: the session with a peer cannot go on.
-           near: whether a peer life has proven to be on this host.
+    Args:
+        machine: what asks and is told.
+        lanes, memory, tell, lost: see `LaneWork`.
+        near: whether a peer has proven to be on this host.
     """
 
     def __init__(
@@ -114,11 +111,8 @@ class Sender:
         lost: Callable[[bytes, PdxferError], None],
         near: Callable[[bytes], bool],
     ) -> None:
+        super().__init__(lanes, memory=memory, tell=tell, lost=lost)
         self._machine = machine
-        self._lanes = lanes
-        self._memory = memory
-        self._tell = tell
-        self._lost = lost
         self._near = near
         self._paths: dict[bytes, _PathEnd] = {}
         self._queues: dict[LegKey, _Queue] = {}
@@ -128,15 +122,10 @@ class Sender:
         """(peer, ticket) to its posting, and whether it is the last of an interval."""
         self._commits: dict[tuple[bytes, int], LegKey] = {}
         """(peer, ticket) of commits."""
-        self._outcomes: deque[Callable[[], None]] = deque()
 
     # -- effects -----------------------------------------------------------------------------
     def do(self, effect: Effect) -> None:
-        """Carry out one effect.
-
-        Raises:
-            LocalProtocolError: it is none of a prefill agent.
-        """
+        """Carry out one effect; see `LaneWork`."""
         match effect:
             case Announce():
                 self._announce(effect.peer)
@@ -155,11 +144,6 @@ class Sender:
                 self._queues.pop((effect.peer, effect.generation, effect.source_worker), None)
             case _:
                 raise LocalProtocolError(f"a prefill agent cannot do {type(effect).__name__}")
-
-    def settle(self) -> None:
-        """Tell the machine what carrying out has brought about since the last call."""
-        while self._outcomes:
-            self._outcomes.popleft()()
 
     @property
     def has_turns(self) -> bool:
@@ -183,8 +167,7 @@ class Sender:
         try:
             address = self._lanes.fabric(peer.path_lane).send_address()
         except PdxferError as error:
-            lost = error
-            self._outcomes.append(lambda: self._lost(peer_id, lost))
+            self._lose(peer_id, error)
             return
         self._tell(peer_id, msgspec.structs.replace(peer.accept_template(), lane_address=address))
 
@@ -200,16 +183,16 @@ class Sender:
             path = fabric.connect(peer, effect.address, limits.PATH_OPEN_TIMEOUT_S)
         except PdxferError as error:
             text = str(error)
-            self._outcomes.append(lambda: self._machine.on_path_opened(peer, text))
+            self._later(lambda _: self._machine.on_path_opened(peer, text))
             return
         self._paths[peer] = _PathEnd(path, effect.lane)
         if fabric.capabilities.listener is Listener.SENDER:
-            self._outcomes.append(lambda: self._machine.on_path_awaited(peer))
+            self._later(lambda _: self._machine.on_path_awaited(peer))
 
     def _close_path(self, peer: bytes) -> None:
         end = self._paths.get(peer)
         if end is None:
-            self._outcomes.append(lambda: self._machine.on_path_closed(peer, "", drained=True))
+            self._later(lambda _: self._machine.on_path_closed(peer, "", drained=True))
         else:
             end.path.close()
 
@@ -294,7 +277,7 @@ class Sender:
         self._queues[key].close()
         _LOG.warning("post_failed", extra={"fields": {"reason": repr(error)}})
         told = error if isinstance(error, PdxferError) else LocalProtocolError(repr(error))
-        self._outcomes.append(lambda: self._machine.on_post_failed(*key, error=told))
+        self._later(lambda _: self._machine.on_post_failed(*key, error=told))
 
     def _commit(self, key: LegKey, effect: PostCommit, runs: int) -> None:
         peer, generation, worker = key
@@ -305,7 +288,7 @@ class Sender:
             ticket = self._paths[peer].path.commit(generation, payload)
         except (PdxferError, KeyError) as error:
             text = str(error) if isinstance(error, PdxferError) else "the path is gone"
-            self._outcomes.append(lambda: self._commit_ended(key, text))
+            self._later(lambda _: self._commit_ended(key, text))
         else:
             self._commits[peer, ticket] = key
 
@@ -324,8 +307,8 @@ class Sender:
             _LOG.debug("cancel_of_closed_path", extra={"fields": {"peer": effect.peer.hex()[:12]}})
 
     # -- events ------------------------------------------------------------------------------
-    def on_event(self, fabric: Fabric, event: FabricEvent) -> None:
-        """Something happened on a lane: the machine hears of it."""
+    def on_event(self, fabric: Fabric, event: FabricEvent, now: float) -> None:
+        """Something happened on a lane; see `LaneWork`."""
         machine = self._machine
         match event:
             case PathOpened():

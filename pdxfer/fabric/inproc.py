@@ -37,6 +37,7 @@ from pdxfer.fabric.base import (
     SenderLost,
     SenderPlaces,
 )
+from pdxfer.fabric.lanes import LaneSettings
 
 _ADDRESS_BYTES: Final = 8
 
@@ -426,3 +427,15 @@ def _check_run(
             raise LocalProtocolError(
                 f"a run of {run[4]} bytes at offset {offset} leaves {side} region {index}"
             )
+
+
+def make(lane: str, settings: LaneSettings) -> InprocFabric:
+    """Refuse: fabrics of a hub are made by whoever has the hub.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(
+        f"lane {lane} joins the agents of one process, for tests; offer another lane",
+        fields={"lane": lane},
+    )

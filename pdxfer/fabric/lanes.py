@@ -6,7 +6,7 @@ add a lane, write a file beside this one and a row here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -50,33 +50,21 @@ class Lane:
     library: str
     """Library whose versions have to agree on both sides (`ucx`: major.minor); empty: none."""
     capabilities: Capabilities
-    make: Callable[[LaneSettings], Fabric]
-    """Starts the lane for one agent; raises a PdxferError with the reason where it cannot."""
+    factory: str
+    """`module:callable`, imported when the lane is really used; called with (name, settings)."""
     purpose: str
     """For help texts: what moves how, in a few words."""
 
+    def make(self, settings: LaneSettings) -> Fabric:
+        """Start the lane for one agent.
 
-def _ucx(lane: str) -> Callable[[LaneSettings], Fabric]:
-    def make(settings: LaneSettings) -> Fabric:
-        from pdxfer.fabric.ucx import UcxFabric  # loads UCX: only where a lane is really used
-
-        return UcxFabric(
-            lane,
-            ucx=settings.ucx,
-            net_device=settings.net_device,
-            address_family=settings.address_family,
-        )
-
-    return make
-
-
-def _inproc(settings: LaneSettings) -> Fabric:
-    from pdxfer.errors import ConfigError
-
-    raise ConfigError(
-        "lane inproc joins the agents of one process, for tests; offer another lane",
-        fields={"lane": "inproc"},
-    )
+        Raises:
+            PdxferError: it cannot be had here, with the reason.
+            ImportError: its native module is not built.
+        """
+        module, _, name = self.factory.partition(":")
+        made: Fabric = getattr(importlib.import_module(module), name)(self.name, settings)
+        return made
 
 
 _ROWS = (
@@ -88,7 +76,7 @@ _ROWS = (
         capabilities=Capabilities(
             places_at_receiver=False, revoke_scope=Scope.NOTHING, needs_pidfd=True
         ),
-        make=_ucx("cma"),
+        factory="pdxfer.fabric.ucx:make",
         purpose="UCX writes from process to process through the kernel",
     ),
     Lane(
@@ -99,7 +87,7 @@ _ROWS = (
         capabilities=Capabilities(
             places_at_receiver=False, revoke_scope=Scope.SENDER, needs_pidfd=False
         ),
-        make=_ucx("tcp"),
+        factory="pdxfer.fabric.ucx:make",
         purpose="UCX writes over TCP connections",
     ),
     Lane(
@@ -110,7 +98,7 @@ _ROWS = (
         capabilities=Capabilities(
             places_at_receiver=False, revoke_scope=Scope.SENDER, needs_pidfd=False
         ),
-        make=_inproc,
+        factory="pdxfer.fabric.inproc:make",
         purpose="memory copies inside one process, for tests",
     ),
 )

@@ -27,7 +27,7 @@ from pdxfer.fabric.base import (
     SenderPlaces,
     SenderPlacesFabric,
 )
-from pdxfer.fabric.lanes import LANES, library_lanes
+from pdxfer.fabric.lanes import LANES, LaneSettings, library_lanes
 from pdxfer.fabric.ucx_loader import UcxRuntime, load_ucx
 
 if TYPE_CHECKING:
@@ -315,3 +315,13 @@ class UcxFabric(SenderPlacesFabric):
             uses, and so does this object.
         """
         self._engine.close(deadline_s)
+
+
+def make(lane: str, settings: LaneSettings) -> UcxFabric:
+    """A UCX lane as an agent's configuration asks for it; raises what `UcxFabric` raises."""
+    return UcxFabric(
+        lane,
+        ucx=settings.ucx,
+        net_device=settings.net_device,
+        address_family=settings.address_family,
+    )

@@ -119,7 +119,7 @@ async def test_without_a_lane_left_the_reason_is_told_and_the_agents_go_on(tmp_p
             await reader.connect(sender.addresses, timeout_s=WAIT_S)
         with pytest.raises(PdxferError, match="no lane left"):
             await (await reader.receive(7, sender.addresses, [5], tokens=16)).wait(WAIT_S)
-        prefill.do(Announce(both.agents["decode"].incarnation))
+        prefill.lane_work.do(Announce(both.agents["decode"].incarnation))
         both.agents["decode"].machine._announce()
         both.agents["decode"].pump()
         with pytest.raises(PdxferError, match="no lane left"):
@@ -130,7 +130,7 @@ async def test_an_effect_that_cannot_be_carried_out_does_not_take_others_along(t
     both = Both(tmp_path)
     async with both.workers() as (sender, reader, source, destination):
         agent = both.agents["prefill"]
-        do = agent.do
+        do = agent.lane_work.do
         failing = iter([True])
 
         def once(effect):
@@ -138,14 +138,14 @@ async def test_an_effect_that_cannot_be_carried_out_does_not_take_others_along(t
                 raise RuntimeError("a fault of this program")
             do(effect)
 
-        agent.do = once
+        agent.lane_work.do = once
         agent.machine.detach(99, "nobody")
         agent._log_lines.append({"worker": 0, "state": "seeded"})
         for _ in range(2):
             agent.machine._sends.effects += [object()]
         agent.pump()
         assert sum(record.message == "effect_failed" for record in caplog.records) == 2
-        agent.do = do
+        agent.lane_work.do = do
         await cross(both, sender, reader, source, destination, 1)
 
 

@@ -109,7 +109,7 @@ class Node:
             self.settle()
 
     def settle(self) -> None:
-        self.half.settle(*(() if self.is_prefill else (self.cluster.now,)))
+        self.half.settle(self.cluster.now)
 
     # -- what the control channel says -------------------------------------------------------
     def session_began(self, peer: bytes, address: str) -> None:
@@ -173,8 +173,7 @@ class Node:
     def take_lane_events(self) -> bool:
         events = self.fabric.drain()
         for event in events:
-            now = () if self.is_prefill else (self.cluster.now,)
-            self.half.on_event(self.fabric, event, *now)
+            self.half.on_event(self.fabric, event, self.cluster.now)
             self.pump()
         return bool(events)
 

@@ -345,12 +345,16 @@ class SocketpairFabric:
         return why
 
 
+def make(lane, settings):
+    return SocketpairFabric()
+
+
 ROW = Lane(
     name="socketpair",
     board_code=200,
     reach=Reach.PROCESS,
     library="",
     capabilities=CAPABILITIES,
-    make=lambda settings: SocketpairFabric(),
+    factory="tests.support.socketpair_lane:make",
     purpose="a made-up lane of the tests",
 )

@@ -56,7 +56,7 @@ class Moving:
     def post_fails(self, error):
         [(peer, ticket)] = self.prefill.half._tickets
         event = Posted(peer, self.receiving.generation, ticket, length_bytes=0, runs=0, error=error)
-        self.prefill.half.on_event(self.prefill.fabric, event)
+        self.prefill.half.on_event(self.prefill.fabric, event, self.cluster.now)
         self.prefill.pump()
         self.cluster.run()
 
