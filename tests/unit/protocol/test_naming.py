@@ -92,9 +92,13 @@ def test_a_source_page_that_cannot_be_read_is_named_and_is_no_fault_of_the_peer(
         moving.post_fails("UCS_ERR_ENDPOINT_TIMEOUT")
     elif first == "commit":
         half._commits[moving.peer, 999] = (moving.peer, moving.receiving.generation, 0)
-        half.on_event(fabric, CommitSent(moving.peer, 0, 999, error="path 1 is closed"))
+        half.on_event(
+            fabric, CommitSent(moving.peer, 0, 999, error="path 1 is closed"), moving.cluster.now
+        )
     else:
-        half.on_event(fabric, PathClosed(moving.peer, error="reset", drained=True))
+        half.on_event(
+            fabric, PathClosed(moving.peer, error="reset", drained=True), moving.cluster.now
+        )
     error = moving.sending.error
     assert isinstance(error, TransferError)
     assert str(error).startswith("the source memory cannot be read at 0x0, byte 0 of region 0")
