@@ -11,6 +11,7 @@ process has ended, which proves that a lane written by the peer's own system cal
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import glob
 import hashlib
 import hmac
@@ -115,7 +116,8 @@ class Neighbours:
         digits = "[0-9a-f]" * _SUFFIX_DIGITS
         for old in glob.glob(f"{glob.escape(self._beside)}.{digits}"):
             if is_dead(old):
-                os.unlink(old)
+                with contextlib.suppress(OSError):
+                    os.unlink(old)
         try:
             self._listener = listen(path)
         except OSError as error:
@@ -136,7 +138,8 @@ class Neighbours:
             self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
             self._listener = None
-            os.unlink(self.local_socket)
+            with contextlib.suppress(OSError):  # somebody has tidied the folder, or it is gone
+                os.unlink(self.local_socket)
             self.local_socket = ""
         for line in [*self._strangers, *self._meetings]:
             line.close()

@@ -92,6 +92,22 @@ def test_the_decode_worker_of_a_killed_prefill_daemon(tmp_path, lane, stage):
         assert "no sign of the peer" not in str(raised.value)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_killed_prefill_daemon_of_another_host_is_found_by_its_connections(tmp_path, stage):
+    """Without its socket for neighbours it cannot be told from one on another host."""
+    with daemons(tmp_path, "tcp") as (prefill, decode):
+        (socket_file,) = (tmp_path / "prefill").glob("prefill.sock.*")
+        socket_file.unlink()
+        with workers(prefill, decode) as pair:
+            _, receiving = begin(*pair, stage)
+            kill(prefill)
+            assert until(lambda: receiving.poll() is State.FAILED), receiving
+            assert receiving.error.fields["fence"] == "revoked"
+            with pytest.raises(PeerError, match="connect timed out") as raised:
+                pair[1].connect(pair[0].addresses, timeout_s=0.5)
+            assert "no sign of the peer" not in str(raised.value)
+
+
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("stage", ["bound", "moving"])
 def test_the_prefill_worker_of_a_killed_decode_daemon(tmp_path, lane, stage):

@@ -358,3 +358,12 @@ def test_nothing_stays_open(pair):
         assert len(os.listdir("/proc/self/fd")) == before
 
     pair(body)
+
+
+def test_a_folder_that_somebody_has_tidied_is_no_hindrance_to_closing(pair):
+    async def body(decode, prefill):
+        os.unlink(prefill.room.local_socket)
+        prefill.room.close()
+        prefill.room.close()
+
+    pair(body)
