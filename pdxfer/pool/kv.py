@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Final, NotRequired, TypedDict, Unpack
 
 import torch
 
@@ -52,6 +52,16 @@ class DraftLanes:
     total_kv_heads: int | None = None
     """None: `head_num`."""
     head_first: int = 0
+
+
+class _Placing(TypedDict):
+    """Which heads and pages of the whole model a layout is about, and what it is called."""
+
+    total_kv_heads: int | None
+    head_first: int
+    reserved_pages: int
+    group: str
+    model: str
 
 
 class KVOptions(TypedDict):
@@ -166,21 +176,28 @@ class KVPool(TokenPool):
         """Global ids of the target's layers; a layer's place is its local index."""
         self.pages = size // page_size + reserved_pages
         """The reserved ones included."""
-        shape: KVShape = {
-            "layers": ids,
-            "kv_heads": head_num,
-            "head_dim": head_dim,
-            "v_head_dim": self.v_head_dim,
-            "page_size": page_size,
-            "pages": self.pages,
-            "dtype": name,
-            "total_kv_heads": total_kv_heads,
-            "head_first": head_first,
-            "reserved_pages": reserved_pages,
-            "group": group,
-            "model": model,
-        }
+        shape = self._shape(
+            name,
+            total_kv_heads=total_kv_heads,
+            head_first=head_first,
+            reserved_pages=reserved_pages,
+            group=group,
+            model=model,
+        )
         super().__init__(self._with_draft(draft, shape), device=device, memory=memory)
+
+    def _shape(self, dtype: str, **also: Unpack[_Placing]) -> KVShape:
+        """The pool's own figures as the layout's builder takes them."""
+        return {
+            "layers": self.layer_ids,
+            "kv_heads": self.head_num,
+            "head_dim": self.head_dim,
+            "v_head_dim": self.v_head_dim,
+            "page_size": self.page_size,
+            "pages": self.pages,
+            "dtype": dtype,
+            **also,
+        }
 
     # -- reading and writing -------------------------------------------------------------------
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
