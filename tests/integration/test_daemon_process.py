@@ -37,6 +37,7 @@ def test_a_daemon_says_when_it_is_ready_and_ends_in_order(tmp_path, role):
     assert daemon.stop() == 0
     lines = [json.loads(line) for line in daemon.log_file.read_text().splitlines()]
     assert [line["event"] for line in lines if line["logger"] == "pdxfer.daemon"] == [
+        "ucx_listener",
         "ready",
         "stopping",
         "stopped",
@@ -51,8 +52,9 @@ def test_a_killed_daemon_leaves_its_files_and_is_started_again_the_same_way(tmp_
     facts = killed.wait_ready()
     killed.signal(signal.SIGKILL)
     assert killed.stop() == -signal.SIGKILL
-    left = {path.suffix for path in tmp_path.iterdir()}
-    assert left == {".ready", ".sock", ".log"}
+    left = {path.name for path in tmp_path.iterdir()}
+    (for_neighbours,) = [path.name for path in tmp_path.glob("prefill.sock.*")]
+    assert left == {"prefill.ready", "prefill.sock", "prefill.log", for_neighbours}
     (tmp_path / "prefill.ready").unlink()  # it tells of the dead one
     with DaemonProcess("prefill", tmp_path, [*settings, "--bind", facts.addresses[0]]) as again:
         new = again.wait_ready()
