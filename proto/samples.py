@@ -121,8 +121,8 @@ SAMPLES: dict[str, Envelope | CommitPayload] = {
             ucx_version="1.22.0",
             boot_id="3f1b",
             uid=1000,
-            local_socket="/run/pdxfer/a.sock",
-            nonce=bytes(range(8)),
+            local_socket="/run/pdxfer/a.sock." + PREFILL.hex()[:8],
+            nonce=bytes(range(16)),
         ),
     ),
     "attach": _from_decode(

@@ -158,9 +158,9 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     uid: int = -1
     """User id of the agent; -1: not told."""
     local_socket: str = ""
-    """Path of the agent's Unix socket for agents of the same host; empty: none."""
+    """Path of the agent's Unix socket for neighbours, agents of its host; empty: none."""
     nonce: bytes = b""
-    """To be returned over the local socket as proof of the same host."""
+    """16 bytes; returned over the local socket, they prove that the peer is on the same host."""
 
 
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
