@@ -38,6 +38,8 @@ class ReceivingRecord(TransferRecord):
     def __init__(self, client: Owner, opening: OpenReceive, tag: object = None) -> None:
         super().__init__(client, opening, tag)
         self.holds_pages = self._placed = opening.place is not None
+        self.prefill = opening.prefill
+        self.placed_groups = {} if opening.place is None else opening.place.groups
 
     async def _place(
         self, pages: object, *, tokens: int | None = None, prefix_tokens: int = 0
@@ -68,6 +70,7 @@ class ReceivingRecord(TransferRecord):
         )
         self._channel.post(message)
         self.holds_pages = self._placed = True
+        self.placed_groups = places.groups
         await self._taken(message)
 
     def _check_not_placed(self) -> None:
