@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pdxfer.client.line import Line
-    from pdxfer.layout import KVLayout
+    from pdxfer.layout import KVLayout, Rank
     from pdxfer.local.board import BoardReader
     from pdxfer.local.messages import (
         OpenReceive,
@@ -86,6 +86,11 @@ class Owner(Protocol):
     @property
     def layout(self) -> KVLayout:
         """Of the attached cache."""
+        ...
+
+    @property
+    def rank(self) -> Rank:
+        """Of the worker in its instance."""
         ...
 
     @property
