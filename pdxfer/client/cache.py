@@ -103,7 +103,9 @@ def _memory_info(
     if part.fd < 0:
         raise ConfigError(
             f"cache.memory[{index}] is not in a memfd, so a daemon cannot map it: use memory from "
-            "pdxfer.memory.allocate, or an agent inside this process (pdxfer.embedded)"
+            "pdxfer.memory.allocate, tensors from pdxfer.memory.tensors, put a memfd under memory "
+            "that exists with pdxfer.memory.adopt, or use an agent inside this process "
+            "(pdxfer.embedded)"
         )
     if part.fd not in fds:
         fds.append(part.fd)

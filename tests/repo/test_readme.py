@@ -12,7 +12,7 @@ from pdxfer import client, errors
 from pdxfer.cli.main import COMMANDS, main
 from pdxfer.protocol.state import RETURNED_AT_DECODE, RETURNED_AT_PREFILL
 
-EXAMPLES = ("both ends", "async", "own cache", "ranks")
+EXAMPLES = ("both ends", "async", "own cache", "engine tensors", "ranks")
 CALLS = "## The client in one table"
 STATES = "`room` is a number from 1"
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,7 +92,9 @@ def test_every_flag_of_the_demo_exists(flags, capsys):
 
 
 def test_every_example_says_what_it_prints():
-    assert re.findall(r"^```(python|text)$", README, re.MULTILINE) == ["python", "text"] * 4
+    assert re.findall(r"^```(python|text)$", README, re.MULTILINE) == ["python", "text"] * len(
+        EXAMPLES
+    )
 
 
 @pytest.mark.ucx

@@ -11,6 +11,8 @@ import pytest
 
 from pdxfer import limits, memory
 from pdxfer.errors import ConfigError, ResourceError
+from pdxfer.memory import available
+from pdxfer.memory import shared as shared_memory
 
 
 def sealed_fd(length, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL):
@@ -54,7 +56,7 @@ def test_every_page_is_present_and_progress_is_told_in_slices(monkeypatch):
 
 
 def test_older_kernel_is_prefaulted_by_writing(monkeypatch):
-    monkeypatch.setattr(memory, "_MADV_POPULATE_WRITE", 9999)
+    monkeypatch.setattr(shared_memory, "_MADV_POPULATE_WRITE", 9999)
     with memory.allocate(3 * mmap.PAGESIZE) as shared:
         assert os.fstat(shared.fd).st_blocks * 512 == 3 * mmap.PAGESIZE
 
@@ -117,9 +119,9 @@ class TestAvailable:
                 (tmp_path / "groups" / folder).mkdir(parents=True, exist_ok=True)
                 for name, text in files.items():
                     (tmp_path / "groups" / folder / f"memory.{name}").write_text(text)
-            monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-            monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "own")
-            monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "groups")
+            monkeypatch.setattr(available, "_MEMINFO", tmp_path / "meminfo")
+            monkeypatch.setattr(available, "_OWN_CGROUP", tmp_path / "own")
+            monkeypatch.setattr(available, "_CGROUPS", tmp_path / "groups")
 
         return says
 
@@ -127,7 +129,7 @@ class TestAvailable:
         assert 1 << 20 < memory.available_bytes() < 1 << 50
 
     def test_more_is_refused_before_anything_is_made(self, monkeypatch):
-        monkeypatch.setattr(memory, "available_bytes", lambda: 8191)
+        monkeypatch.setattr(available, "available_bytes", lambda: 8191)
         monkeypatch.setattr(os, "memfd_create", None)
         with pytest.raises(ResourceError) as raised:
             memory.allocate(8192)
@@ -139,7 +141,7 @@ class TestAvailable:
         assert raised.value.fields == {"length_bytes": "8192", "available_bytes": "8191"}
 
     def test_all_there_is_may_be_taken(self, monkeypatch):
-        monkeypatch.setattr(memory, "available_bytes", lambda: 8192)
+        monkeypatch.setattr(available, "available_bytes", lambda: 8192)
         memory.allocate(8192).close()
 
     def test_of_the_host(self, kernel):
@@ -170,11 +172,11 @@ class TestAvailable:
         kernel("MemTotal: 9 kB\n")
         with pytest.raises(ConfigError, match="does not say how much memory is available"):
             memory.allocate(1)
-        monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "nowhere")
+        monkeypatch.setattr(available, "_MEMINFO", tmp_path / "nowhere")
         with pytest.raises(ConfigError, match=r"cannot read .*nowhere"):
             memory.allocate(1)
-        monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "nowhere")
-        assert list(memory._cgroups_available_bytes()) == []
+        monkeypatch.setattr(available, "_OWN_CGROUP", tmp_path / "nowhere")
+        assert list(available._cgroups_available_bytes()) == []
 
 
 def test_failing_progress_leaves_nothing():
@@ -293,7 +295,7 @@ def test_map_refuses_a_size_that_is_not_there():
 
 
 def test_a_sparse_memfd_of_32_tib_is_refused_by_what_is_present_of_it():
-    fd = sealed_fd(32 << 40, memory._SEALS)
+    fd = sealed_fd(32 << 40, shared_memory.SEALS)
     try:
         with pytest.raises(ConfigError, match="is sparse: 0 bytes of it are present") as raised:
             memory.map_sealed(fd, 32 << 40)

@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pdxfer import memory  # noqa: E402
 from pdxfer.errors import ConfigError, ResourceError  # noqa: E402
 from pdxfer.layout import StateTensor, state_entries, token_major  # noqa: E402
+from pdxfer.memory import available  # noqa: E402
 from pdxfer.pool import MLAPool, PageMajorPool, StatePool  # noqa: E402
 from pdxfer.pool.storage import Storage  # noqa: E402
 
@@ -75,7 +75,7 @@ def test_a_device_without_room_is_said(monkeypatch):
 
 
 def test_a_host_without_room_is_said(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda: 4096)
+    monkeypatch.setattr(available, "available_bytes", lambda: 4096)
     with pytest.raises(ResourceError, match="4192 bytes are needed, 4096 are available"):
         Storage(LAYOUT)
 

@@ -1,4 +1,4 @@
-"""Shared buffers: the memory that a worker owns and the agent beside it maps too.
+"""Memfds that can never change in size, and their mappings.
 
 A buffer is a memfd whose size can never change again (sealed SHRINK, GROW and SEAL), so nothing a
 worker does later can make an access of the agent fault. All its pages are touched once at the
@@ -14,37 +14,31 @@ from __future__ import annotations
 import errno
 import fcntl
 import mmap
-import operator
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from pdxfer import limits
 from pdxfer.errors import ConfigError, ResourceError
+from pdxfer.memory.available import check_available
+from pdxfer.memory.lengths import whole
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
 _REMEDY = (
-    "a daemon maps only memory made by pdxfer.memory.allocate (pools make it themselves); any "
-    "other memory, a GPU's too, needs the agent inside the worker: pdxfer.embedded"
+    "a daemon maps only memory made by pdxfer.memory.allocate (pools make it themselves) or "
+    "pdxfer.memory.tensors, or adopted by pdxfer.memory.adopt; any other memory, a GPU's too, "
+    "needs the agent inside the worker: pdxfer.embedded"
 )
 
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`, whatever the file system."""
-
-_MAPS = Path("/proc/self/maps")
-_MEMINFO = Path("/proc/meminfo")
-_OWN_CGROUP = Path("/proc/self/cgroup")
-_CGROUPS = Path("/sys/fs/cgroup")
-_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-"""What of a cgroup's memory the kernel takes back before it kills; shared memory is none of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +57,18 @@ class MemoryRange:
 
 
 class SharedMemory:
-    """A mapped memfd. Made by `allocate` and `map_sealed`.
+    """A mapped memfd. Made by `allocate`, `map_sealed` and `adopt`.
 
     Ownership: this object owns its descriptor and its mapping. Arrays and tensors made from
     `buffer` keep the mapping alive, also when this object is gone.
     """
 
-    def __init__(self, fd: int, buffer: mmap.mmap) -> None:
+    def __init__(self, fd: int, buffer: mmap.mmap | memoryview) -> None:
         """Take over `fd` and its mapping `buffer`."""
         self.fd = fd
         """The memfd; -1 after `close`."""
         self.buffer = buffer
-        """The mapping, writable."""
+        """All bytes of the mapping, writable."""
         self.length_bytes = len(buffer)
         self.address = int(np.frombuffer(buffer, np.uint8).ctypes.data)
         """Of the first byte, in this process."""
@@ -85,11 +79,11 @@ class SharedMemory:
 
         Raises: ConfigError when the part does not lie inside, or a number is no int.
         """
-        offset_bytes = _whole("offset_bytes", offset_bytes)
+        offset_bytes = whole("offset_bytes", offset_bytes)
         if length_bytes is None:
             length = self.length_bytes - offset_bytes
         else:
-            length = _whole("length_bytes", length_bytes)
+            length = whole("length_bytes", length_bytes)
         if offset_bytes < 0 or length <= 0 or offset_bytes + length > self.length_bytes:
             raise ConfigError(
                 f"range offset_bytes={offset_bytes} length_bytes={length} is not inside the "
@@ -102,9 +96,13 @@ class SharedMemory:
 
         Raises: BufferError while an array or tensor of this memory lives; nothing has changed then.
         """
-        self.buffer.close()
+        self._unmap()
         self._close_fd()
         self.fd = -1
+
+    def _unmap(self) -> None:
+        if isinstance(self.buffer, mmap.mmap):
+            self.buffer.close()
 
     def __enter__(self) -> SharedMemory:
         return self
@@ -128,16 +126,15 @@ def allocate(length_bytes: int, *, progress: Progress | None = None) -> SharedMe
         ResourceError: there is not that much memory; found before a page is touched, unless others
             take it meanwhile. Nothing is left behind.
     """
-    length_bytes = _whole("length_bytes", length_bytes)
+    length_bytes = whole("length_bytes", length_bytes)
     if length_bytes <= 0:
         raise ConfigError(f"length_bytes={length_bytes}: shared memory needs at least 1 byte")
-    _check_available(length_bytes)
+    check_available(length_bytes)
     fd = os.memfd_create("pdxfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, length_bytes)
-        buffer = _map(fd, length_bytes)
-        _prefault(buffer, progress)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        buffer = map_present(fd, length_bytes, progress=progress)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
     except BaseException as error:
         os.close(fd)
         if isinstance(error, OSError):
@@ -162,14 +159,14 @@ def map_sealed(fd: int, length_bytes: int) -> SharedMemory:
             less memory behind it than that, or not writable; a length that is no int. Nothing is
             mapped.
     """
-    length_bytes = _whole("length_bytes", length_bytes)
+    length_bytes = whole("length_bytes", length_bytes)
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
         raise ConfigError(f"the cache is not in a memfd ({error.strerror}): {_REMEDY}") from error
-    if seals & _SEALS != _SEALS:
+    if seals & SEALS != SEALS:
         raise ConfigError(
-            f"the cache's memfd has seals={seals:#x}, needs at least {_SEALS:#x} "
+            f"the cache's memfd has seals={seals:#x}, needs at least {SEALS:#x} "
             f"(SEAL|SHRINK|GROW): {_REMEDY}"
         )
     status = os.fstat(fd)
@@ -195,94 +192,21 @@ def map_sealed(fd: int, length_bytes: int) -> SharedMemory:
     return SharedMemory(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0), buffer)
 
 
-def unreadable_at(address: int, length_bytes: int) -> int | None:
-    """The first address of a range that this process may not read now; None: it may read all.
+def map_present(
+    fd: int, length_bytes: int, offset_bytes: int = 0, *, progress: Progress | None = None
+) -> mmap.mmap:
+    """A writable mapping of a part of `fd`, every page of it present, not inherited by `fork`.
 
-    For the text of an error: what the kernel maps may change at any time.
+    Raises: OSError, as the system says it.
     """
-    end = address + length_bytes
-    with _MAPS.open(encoding="utf-8") as lines:
-        for line in lines:
-            span, mode = line.split(maxsplit=2)[:2]
-            first, last = (int(part, 16) for part in span.split("-"))
-            if last <= address:
-                continue
-            if first > address or not mode.startswith("r"):
-                return address
-            address = last
-            if address >= end:
-                return None
-    return address
+    buffer = _map(fd, length_bytes, offset_bytes)
+    _prefault(buffer, progress)
+    return buffer
 
 
-def available_bytes() -> int:
-    """Bytes of memory that the kernel can give this process without swapping or killing it.
-
-    What the host has, and no more than is left of the limit of any cgroup (version 2) around this
-    process: that of its container.
-
-    Raises:  ConfigError: the kernel does not say.
-    """
-    return min([_host_available_bytes(), *_cgroups_available_bytes()])
-
-
-def _host_available_bytes() -> int:
-    try:
-        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError as error:
-        raise ConfigError(f"cannot read {_MEMINFO}: {error.strerror}") from error
-    raise ConfigError(f"{_MEMINFO} does not say how much memory is available")
-
-
-def _cgroups_available_bytes() -> Iterator[int]:
-    """What is left of each limit; nothing where no limit can be read."""
-    try:
-        lines = _OWN_CGROUP.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    own = next((line[3:] for line in lines if line.startswith("0::")), "")
-    place = _CGROUPS / own.lstrip("/")
-    for folder in (place, *place.parents):
-        if not folder.is_relative_to(_CGROUPS):
-            return
-        try:
-            limit = (folder / "memory.max").read_text(encoding="ascii").strip()
-            used = int((folder / "memory.current").read_text(encoding="ascii"))
-            stat = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-        except OSError:
-            continue  # the root has no limit, and a controller may be off
-        if limit != "max":
-            counts = dict(line.split() for line in stat)
-            reclaimable = sum(int(counts.get(name, 0)) for name in _RECLAIMABLE)
-            yield max(int(limit) - used + reclaimable, 0)
-
-
-def _check_available(length_bytes: int) -> None:
-    """Refuses what would end in the kernel's killer while its pages are touched."""
-    free = available_bytes()
-    if length_bytes > free:
-        raise ResourceError(
-            f"length_bytes={length_bytes}: cannot allocate shared memory: {length_bytes} bytes are "
-            f"needed, {free} are available. Make the cache smaller, end what else uses memory, or "
-            "raise the memory limit of the container",
-            fields={"length_bytes": str(length_bytes), "available_bytes": str(free)},
-        )
-
-
-def _whole(name: str, value: int) -> int:
-    """`value` as a plain int, one of numpy too."""
-    if isinstance(value, bool | np.bool_):
-        raise ConfigError(f"{name}={value!r} is no number of bytes")
-    try:
-        return operator.index(value)
-    except TypeError as error:
-        raise ConfigError(f"{name}={value!r} is no whole number of bytes") from error
-
-
-def _map(fd: int, length_bytes: int) -> mmap.mmap:
-    buffer = mmap.mmap(fd, length_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+def _map(fd: int, length_bytes: int, offset_bytes: int = 0) -> mmap.mmap:
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    buffer = mmap.mmap(fd, length_bytes, mmap.MAP_SHARED, access, offset=offset_bytes)
     buffer.madvise(mmap.MADV_DONTFORK)
     return buffer
 
