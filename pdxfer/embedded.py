@@ -1,7 +1,12 @@
-"""An agent inside the worker process, on a thread of its own, behind the same client.
+"""Agents inside the worker process, on a thread of their own, behind the same clients.
 
-The client attaches through the same Unix socket and the same messages as to a daemon; memory goes
-as an address of this process, so any tensor will do.
+A client attaches through the same Unix socket and the same messages as to a daemon; memory goes as
+an address of this process, so any tensor will do.
+
+An agent never keeps its process: it ends when the interpreter does, however that came about, and in
+a child of `multiprocessing` when that child's work is done. Its sockets lie in a folder of their
+own, which goes with it. A process that ends without Python's doing (`os._exit`, a signal that is
+not handled) leaves the folder until an embedded agent of the same user starts again.
 """
 
 from __future__ import annotations
@@ -9,12 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import shutil
-import tempfile
 import threading
-import weakref
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import Future
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import uvloop
@@ -24,85 +27,191 @@ from pdxfer.agent.config import AgentConfig
 from pdxfer.agent.run import run_agent
 from pdxfer.errors import ConfigError, DaemonUnavailableError
 from pdxfer.local import process
+from pdxfer.local.folder import OwnFolder
 
-__all__ = ["AgentConfig", "EmbeddedAgent", "decode_agent", "prefill_agent"]
+__all__ = [
+    "AgentConfig",
+    "BothAgents",
+    "EmbeddedAgent",
+    "both_agents",
+    "decode_agent",
+    "prefill_agent",
+]
+
+_AT_EXIT_PRIORITY = 100
+"""Of what runs when the interpreter ends: before whatever has none."""
 
 
 class EmbeddedAgent:
     """A running agent. Pass it as `agent` to a client; close it after its clients.
 
-    Threads:  `close` from any; the agent runs on one thread of its own, joined by `close`.
+    Made by `prefill_agent`, `decode_agent` and `both_agents`.
+
+    Threads:  `close` from any; the agent runs on a thread that only embedded agents use.
     Forks:  a forked child has no such thread; `close` there touches nothing of the parent's.
     """
 
-    _remove_folder: Callable[[], object] | None = None
+    addresses: tuple[str, ...] = ()
+    """Of a prefill agent: what decode workers pass as `prefill`."""
 
     def __init__(self, config: AgentConfig) -> None:
         self._home = process.current()
         self.closed = False
         """Whether it has ended with its lanes closed: it reads and writes no page any more."""
-        if not config.socket_path:
-            folder = tempfile.mkdtemp(prefix="pdxfer-")
-            self._remove_folder = weakref.finalize(self, _remove, folder, self._home)
-            config = dataclasses.replace(config, socket_path=str(Path(folder) / "agent"))
+        self._folder = None if config.socket_path else OwnFolder()
+        if self._folder is not None:
+            config = dataclasses.replace(config, socket_path=str(Path(self._folder.path) / "agent"))
         self.config = config
         self.socket_path = config.socket_path
         self._started: Future[dict[str, object]] = Future()
+        self._ended = threading.Event()
+        self._ended.set()  # it has not begun
+        self._thread: threading.Thread | None = None
+        self._on_thread: Sequence[EmbeddedAgent] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._thread = threading.Thread(target=self._run, name=f"pdxfer-{config.role}")
-        self._thread.start()
-        try:
-            facts = self._started.result(limits.LOCAL_REQUEST_TIMEOUT_S + limits.CONNECT_TIMEOUT_S)
-        except BaseException:
-            self.close()
-            raise
-        addresses = facts["addresses"]
-        self.addresses: tuple[str, ...] = tuple(addresses) if isinstance(addresses, list) else ()
+        self._task: asyncio.Task[None] | None = None
+        self._at_exit = Finalize(None, self._abandon, exitpriority=_AT_EXIT_PRIORITY)
 
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(self._serve())
-            self.closed = True
-        except Exception as error:  # noqa: BLE001 the caller of the constructor gets it
-            if not self._started.done():
-                self._started.set_exception(error)
-
-    async def _serve(self) -> None:
+    async def serve(self) -> None:
+        """Be the agent until it is told to stop. On the thread of `start`; raises nothing."""
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        await run_agent(self.config, ready=self._started.set_result, stop=self._stop)
+        self._task = asyncio.current_task()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):  # told to end without draining
+                await run_agent(self.config, ready=self._started.set_result, stop=self._stop)
+            self.closed = True
+        except Exception as error:  # noqa: BLE001 whoever starts it gets it
+            self.over(error)
+        finally:
+            self.over(DaemonUnavailableError("the embedded agent ended before it was ready"))
+
+    @property
+    def ended(self) -> bool:
+        """It does not run: it has ended, or has not begun."""
+        return self._ended.is_set()
+
+    def over(self, error: Exception) -> None:
+        """It has ended; who still waits for its start gets the error."""
+        if not self._started.done():
+            self._started.set_exception(error)
+        self._ended.set()
+
+    def begin(self, thread: threading.Thread, agents: Sequence[EmbeddedAgent]) -> None:
+        """From here on it runs with these on that thread, and `close` waits for its end."""
+        self._ended.clear()
+        self._thread, self._on_thread = thread, agents
+
+    def wait_ready(self) -> None:
+        """Wait until workers can attach.
+
+        Raises: what kept it from starting.
+        """
+        facts = self._started.result(limits.LOCAL_REQUEST_TIMEOUT_S + limits.CONNECT_TIMEOUT_S)
+        addresses = facts["addresses"]
+        self.addresses = tuple(addresses) if isinstance(addresses, list) else ()
 
     def close(self) -> None:
-        """Drain with the deadline of the configuration, close, join the thread. Idempotent.
+        """Drain with the deadline of the configuration, and end. Idempotent.
 
         In a fork of the process that started it, nothing happens: the agent goes on in its parent.
+
+        Raises: DaemonUnavailableError: it did not end in time.
         """
+        self._end(self.config.drain_deadline_s)
+
+    def _abandon(self) -> None:
+        """End at once: transfers that are live fail at both ends."""
+        self._end(0.0)
+
+    def _end(self, drain_s: float) -> None:
         if self._home != process.current():
             return
-        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+        if self._loop is not None and self._stop is not None and self._task is not None:
+            how = self._stop.set if drain_s > 0 else self._task.cancel
             with contextlib.suppress(RuntimeError):  # the loop may have closed by itself
-                self._loop.call_soon_threadsafe(self._stop.set)
-        patience_s = self.config.drain_deadline_s + 2 * limits.ENGINE_CLOSE_DEADLINE_S
-        self._thread.join(patience_s)
-        if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(how)
+        patience_s = drain_s + 2 * limits.ENGINE_CLOSE_DEADLINE_S
+        if not self._ended.wait(patience_s):
             raise DaemonUnavailableError(
                 f"the embedded {self.config.role} agent did not stop within {patience_s} s"
             )
-        if self._remove_folder is not None:
-            self._remove_folder()
+        if self._thread is not None and all(each.ended for each in self._on_thread):
+            self._thread.join(limits.ENGINE_CLOSE_DEADLINE_S)
+        if self._folder is not None:
+            self._folder.close()
+        self._at_exit.cancel()
 
     def __enter__(self) -> EmbeddedAgent:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        """Close; where the block failed without draining, so that the error is not held up."""
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
 
 
-def _remove(folder: str, home: int) -> None:
-    """The agent's own folder; not in a fork, which has inherited this call."""
-    if home == process.current():
-        shutil.rmtree(folder, ignore_errors=True)
+class BothAgents:
+    """A prefill and a decode agent of one process, on one thread and one loop.
+
+    For a process whose workers do both. Pass `prefill` to a `PrefillClient`, `decode` to a
+    `DecodeClient`.
+    """
+
+    def __init__(self, prefill: EmbeddedAgent, decode: EmbeddedAgent) -> None:
+        self.prefill = prefill
+        self.decode = decode
+
+    def close(self) -> None:
+        """Drain and end both, as `EmbeddedAgent.close`. Idempotent."""
+        with contextlib.closing(self.prefill):
+            self.decode.close()
+
+    def __enter__(self) -> BothAgents:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        """As the `__exit__` of each."""
+        try:
+            self.decode.__exit__(kind, *exc)
+        finally:
+            self.prefill.__exit__(kind, *exc)
+
+
+def _start(*agents: EmbeddedAgent) -> None:
+    """Run agents on a new thread, which ends with the last of them.
+
+    It is a daemon thread: what ends its agents at exit is their own doing, and the interpreter does
+    not wait for it before that.
+
+    Raises: what kept one of them from starting; all have ended then.
+    """
+    roles = "-".join(agent.config.role for agent in agents)
+    thread = threading.Thread(target=_run, args=(agents,), name=f"pdxfer-{roles}", daemon=True)
+    for agent in agents:
+        agent.begin(thread, agents)
+    thread.start()
+    try:
+        for agent in agents:
+            agent.wait_ready()
+    except BaseException:
+        for agent in agents:
+            agent.__exit__(BaseException)
+        raise
+
+
+def _run(agents: Sequence[EmbeddedAgent]) -> None:
+    async def serve() -> None:
+        await asyncio.gather(*(agent.serve() for agent in agents))
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
+    except Exception as error:  # noqa: BLE001 whoever starts them gets it
+        for agent in agents:
+            agent.over(error)
 
 
 def prefill_agent(config: AgentConfig | None = None) -> EmbeddedAgent:
@@ -110,7 +219,9 @@ def prefill_agent(config: AgentConfig | None = None) -> EmbeddedAgent:
 
     Raises: ConfigError: no configuration of a prefill agent, or a setting that is wrong.
     """
-    return EmbeddedAgent(_of_role("prefill", config))
+    agent = EmbeddedAgent(_of_role("prefill", config))
+    _start(agent)
+    return agent
 
 
 def decode_agent(config: AgentConfig | None = None) -> EmbeddedAgent:
@@ -118,7 +229,22 @@ def decode_agent(config: AgentConfig | None = None) -> EmbeddedAgent:
 
     Raises: ConfigError: no configuration of a decode agent, or a setting that is wrong.
     """
-    return EmbeddedAgent(_of_role("decode", config))
+    agent = EmbeddedAgent(_of_role("decode", config))
+    _start(agent)
+    return agent
+
+
+def both_agents(
+    prefill: AgentConfig | None = None, decode: AgentConfig | None = None
+) -> BothAgents:
+    """Run a prefill and a decode agent in this process, on one thread and one loop.
+
+    Raises: ConfigError, as `prefill_agent` and `decode_agent` do; neither runs then.
+    """
+    configs = _of_role("prefill", prefill), _of_role("decode", decode)
+    agents = BothAgents(*(EmbeddedAgent(config) for config in configs))
+    _start(agents.prefill, agents.decode)
+    return agents
 
 
 def _of_role(role: str, config: AgentConfig | None) -> AgentConfig:

@@ -110,7 +110,6 @@ def test_the_surface_is_that_of_the_threaded_client(threaded, tasks):
         "place",
         "wait",
         "wait_returned",
-        "resume",
     }
 
 
