@@ -7,6 +7,7 @@ import time
 
 from pdxfer import limits
 from pdxfer.errors import ConfigError, LocalProtocolError
+from pdxfer.fabric.lanes import board_code
 from pdxfer.layout import KVLayout
 from pdxfer.local.board import BoardWriter
 from pdxfer.local.messages import (
@@ -239,7 +240,7 @@ class WorkerPort:
             self.board.set_details(
                 effect.slot,
                 generation=effect.generation,
-                lane=effect.lane.partition(",")[0],
+                lane_code=board_code(effect.lane.partition(",")[0]),
                 peer_incarnation=effect.peers[0],
                 peer_count=len(effect.peers),
                 bytes_done=effect.length_bytes,

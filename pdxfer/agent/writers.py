@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pdxfer.fabric.lanes import board_code
 from pdxfer.local.messages import TransferWriters, Writer
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Writers:
         port.board.set_details(
             slot,
             generation=receiving.generation,
-            lane=lanes[0] if lanes else "",
+            lane_code=board_code(lanes[0] if lanes else ""),
             peer_incarnation=next(iter(foreign), peers[0]),
             peer_count=len(foreign),
         )

@@ -33,9 +33,6 @@ _CHUNK_BITS: Final = 18
 """`limits.CHUNKS_PER_TRANSFER_MAX` fits."""
 _TOKENS_MAX: Final = (1 << 64 - _CHUNK_BITS) - 1
 
-LANES: Final = ("", "rdma", "cuda_ipc", "cma", "tcp", "stream", "mapped", "inproc")
-"""Lane names by their code in the board. Append only."""
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -43,8 +40,8 @@ class Entry:
 
     room: int
     generation: int
-    lane: str
-    """Empty: not chosen yet."""
+    lane_code: int
+    """The agent's code of the lane, of its table of lanes; 0: not chosen yet."""
     peer_incarnation: bytes
     """16 bytes, of one agent on the other side; zeros: none yet."""
     peer_count: int
@@ -101,7 +98,7 @@ class BoardWriter:
                 f"transfer={slot} sequence={sequence}: the next use of this slot is {expected}"
             )
         self._last[slot] = sequence
-        entry = Entry(room, 0, "", _NO_INCARNATION, 0, 0)
+        entry = Entry(room, 0, 0, _NO_INCARNATION, 0, 0)
         self._live[slot] = (sequence, entry)
         self._store(slot, entry)
         self._board.set_returned(slot, 0)
@@ -135,7 +132,7 @@ class BoardWriter:
         slot: int,
         *,
         generation: int | None = None,
-        lane: str | None = None,
+        lane_code: int | None = None,
         peer_incarnation: bytes | None = None,
         peer_count: int | None = None,
         bytes_done: int | None = None,
@@ -145,7 +142,7 @@ class BoardWriter:
         entry = Entry(
             room=old.room,
             generation=old.generation if generation is None else generation,
-            lane=old.lane if lane is None else lane,
+            lane_code=old.lane_code if lane_code is None else lane_code,
             peer_incarnation=old.peer_incarnation if peer_incarnation is None else peer_incarnation,
             peer_count=old.peer_count if peer_count is None else peer_count,
             bytes_done=old.bytes_done if bytes_done is None else bytes_done,
@@ -192,7 +189,7 @@ class BoardWriter:
             entry.generation,
             entry.peer_incarnation,
             entry.peer_count,
-            LANES.index(entry.lane),
+            entry.lane_code,
         )
         self._board.set_bytes_done(slot, entry.bytes_done)
 
@@ -250,12 +247,11 @@ class BoardReader:
         """What the board says beside the state; None when the slot is not in that use."""
         for _ in range(8):
             before = self.word(slot)
-            room, generation, peer, peer_count, lane = self._board.details(slot)
+            room, generation, peer, peer_count, lane_code = self._board.details(slot)
             bytes_done = self._board.bytes_done(slot)
             if before >> 8 != sequence or not before & STATE_BITS:
                 return None
             after = self.word(slot)
             if after >> 8 == sequence and after & STATE_BITS:
-                name = LANES[lane] if lane < len(LANES) else f"lane {lane}"
-                return Entry(room, generation, name, peer, peer_count, bytes_done)
+                return Entry(room, generation, lane_code, peer, peer_count, bytes_done)
         return None

@@ -5,9 +5,10 @@ import select
 
 import pytest
 
+from pdxfer.fabric.lanes import LANES
 from pdxfer.local.messages import TransferWriters, Writer
 from pdxfer.wire.messages import Place, Receive
-from tests.support.agents import DESTINATION_PAGES, TOKENS, Both, begin, until
+from tests.support.agents import DESTINATION_PAGES, TOKENS, Both, until
 
 
 def record(decode):
@@ -53,8 +54,8 @@ async def test_a_worker_is_told_its_writers_before_they_are_told_its_pages(tmp_p
         told = lambda: [i for i, (m, _) in enumerate(said) if carries_pages(m)]  # noqa: E731
         await until(told)
         rows = [entry for _, entry in said[told()[0]][1]]
-        assert [(row.lane, row.peer_incarnation, row.peer_count) for row in rows] == [
-            ("inproc", prefill.incarnation, 0 if silent else 1)
+        assert [(row.lane_code, row.peer_incarnation, row.peer_count) for row in rows] == [
+            (LANES["inproc"].board_code, prefill.incarnation, 0 if silent else 1)
         ]
         assert rows[0].generation > 0
         handed = [(m, fds) for m, fds in said if isinstance(m, Writer)]
@@ -67,7 +68,7 @@ async def test_a_worker_is_told_its_writers_before_they_are_told_its_pages(tmp_p
             poll.register(pidfd, select.POLLIN)
             assert poll.poll(0) == []
             os.close(pidfd)
-        await begin(sender, reader, 3)
+        await reader.receive(3, sender.addresses, [50, 51], tokens=32)
         assert sum(isinstance(m, Writer) for m, _ in said) == len(handed)
         assert not any(isinstance(m, TransferWriters) for m, _ in said)
 

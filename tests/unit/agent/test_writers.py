@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from pdxfer.agent.writers import Writers
+from pdxfer.fabric.lanes import board_code
 from pdxfer.local.messages import TransferWriters, Writer
 
 ONE, TWO, FAR = b"1" * 16, b"2" * 16, b"f" * 16
@@ -60,7 +61,7 @@ def test_all_that_may_write_by_themselves_are_told(peers, row, said):
     assert port.row == {
         "slot": 4,
         "generation": 3,
-        "lane": lane,
+        "lane_code": board_code(lane),
         "peer_incarnation": peer,
         "peer_count": count,
     }

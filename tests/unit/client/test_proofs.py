@@ -43,7 +43,7 @@ def name(writers, incarnation, child):
 
 
 def entry(count, incarnation=ONE):
-    return Entry(7, 3, "cma", incarnation, count, 0)
+    return Entry(7, 3, 3, incarnation, count, 0)
 
 
 def end(child):

@@ -13,7 +13,8 @@ import pytest
 
 from pdxfer import _core
 from pdxfer.errors import LocalProtocolError
-from pdxfer.local.board import LANES, BoardReader, BoardWriter, Entry
+from pdxfer.fabric.lanes import LANES, board_code, board_names
+from pdxfer.local.board import BoardReader, BoardWriter, Entry
 from pdxfer.protocol.state import State
 
 INCARNATION = bytes(range(16))
@@ -56,23 +57,23 @@ def test_line_is_64_bytes():
 def test_details_cross(writer, reader):
     slot, sequence = take(writer, 0, (1 << 64) - 1)
     generation = (1 << 64) - 2
-    writer.set_details(slot, generation=generation, lane="cma", peer_incarnation=PEER, peer_count=1)
-    whole = Entry((1 << 64) - 1, generation, "cma", PEER, 1, 0)
-    assert reader.entry(slot, sequence) == whole
-    writer.set_details(slot, lane="tcp", peer_count=3, bytes_done=1 << 40)
-    assert reader.entry(slot, sequence) == Entry(
-        whole.room, whole.generation, "tcp", PEER, 3, 1 << 40
+    writer.set_details(
+        slot, generation=generation, lane_code=3, peer_incarnation=PEER, peer_count=1
     )
+    whole = Entry((1 << 64) - 1, generation, 3, PEER, 1, 0)
+    assert reader.entry(slot, sequence) == whole
+    writer.set_details(slot, lane_code=4, peer_count=3, bytes_done=1 << 40)
+    assert reader.entry(slot, sequence) == Entry(whole.room, whole.generation, 4, PEER, 3, 1 << 40)
     assert reader.incarnation == INCARNATION
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_lane_names_cross(writer, reader, lane):
+def test_lane_codes_cross(writer, reader, lane):
     slot, sequence = take(writer, 0, 1)
-    writer.set_details(slot, lane=lane)
+    writer.set_details(slot, lane_code=board_code(lane))
     entry = reader.entry(slot, sequence)
     assert entry is not None
-    assert entry.lane == lane
+    assert board_names()[entry.lane_code] == lane
 
 
 def test_a_slot_comes_back_in_its_next_use(writer, reader):
@@ -85,7 +86,7 @@ def test_a_slot_comes_back_in_its_next_use(writer, reader):
     take(writer, 2, 6, sequence=2)
     assert reader.state(2, 1) is None
     assert reader.state(2, 2) is State.WAITING
-    assert reader.entry(2, 2) == Entry(6, 0, "", bytes(16), 0, 0)
+    assert reader.entry(2, 2) == Entry(6, 0, 0, bytes(16), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_only_the_next_use_of_a_free_slot_is_taken(writer, reader, slot, sequenc
     with pytest.raises(LocalProtocolError, match=text):
         writer.take(slot, sequence, 3)
     assert writer.live == 1
-    assert reader.entry(0, 1) == Entry(1, 0, "", bytes(16), 0, 0)
+    assert reader.entry(0, 1) == Entry(1, 0, 0, bytes(16), 0, 0)
 
 
 def test_only_a_live_use_is_written_or_released(writer):
@@ -120,7 +121,7 @@ def test_only_a_live_use_is_written_or_released(writer):
     with pytest.raises(LocalProtocolError):
         writer.release(slot, sequence)
     with pytest.raises(LocalProtocolError):
-        writer.set_details(slot, lane="tcp")
+        writer.set_details(slot, lane_code=4)
 
 
 def test_slot_out_of_range_is_an_index_error(reader):
