@@ -7,8 +7,8 @@ import contextlib
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 
 from pdxfer import __version__, limits
 from pdxfer.agent.config import AgentConfig
@@ -17,6 +17,7 @@ from pdxfer.agent.lane_work import LaneWork
 from pdxfer.agent.lanes import Lanes, MakeFabric
 from pdxfer.agent.neighbours import Neighbours
 from pdxfer.agent.ports import WorkerPort
+from pdxfer.agent.pump import Pump
 from pdxfer.errors import ConfigError, DaemonUnavailableError, PdxferError, ResourceError
 from pdxfer.fabric.base import Fabric, FabricEvent
 from pdxfer.local.messages import (
@@ -40,7 +41,7 @@ from pdxfer.local.messages import (
 )
 from pdxfer.local.server import Connection, LocalServer
 from pdxfer.memory import MemoryRange
-from pdxfer.protocol.effects import Effect, Free, Show, ShowReturned, Tell
+from pdxfer.protocol.effects import Effect, Show, ShowReturned
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import Hello, Message
@@ -75,9 +76,6 @@ class Agent(ABC):
         self._next_worker = 0
         self._draining = False
         self._idle = asyncio.Event()
-        self._pumping = False
-        self._outcomes: deque[Callable[[], None]] = deque()
-        """What carrying out effects has brought about; told to the machine behind them."""
         self._log_lines: list[dict[str, object]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._server = LocalServer(
@@ -395,60 +393,21 @@ class Agent(ABC):
         return self.ports[worker_id].ranges
 
     # -- effects -----------------------------------------------------------------------------
-    def later(self, outcome: Callable[[], None]) -> None:
-        """Run something behind the effects that are being carried out."""
-        self._outcomes.append(outcome)
+    @cached_property
+    def effects(self) -> Pump:
+        """Carries out what the machine asks for."""
+        return Pump(self.machine_effects, self.lane_work, self)
 
     def pump(self) -> None:
-        """Carry out what the machine asks for, until it asks for nothing more.
-
-        What cannot be carried out is a fault of this program: it is logged and the others go on, so
-        that one transfer does not take another's writes, wake-ups or proofs with it.
-        """
-        if self._pumping:
-            return
-        self._pumping = True
-        try:
-            self._tell_outcomes()
-            while effects := self.machine_effects():
-                for effect in effects:
-                    try:
-                        self._do(effect)
-                    except Exception:  # noqa: BLE001 - whatever it is, the others must go on
-                        failed = {"effect": type(effect).__name__}
-                        _LOG.exception("effect_failed", extra={"fields": failed})
-                self._tell_outcomes()
-        finally:
-            self._pumping = False
+        """Carry out what the machine asks for, until it asks for nothing more."""
+        if self.effects.run():
             # Last: a log line is never in the way of bytes, commits and wake-ups.
             lines, self._log_lines = self._log_lines, []
             for fields in lines:
                 _LOG.info("transfer", extra={"fields": fields})
 
-    def _tell_outcomes(self) -> None:
-        self.lane_work.settle(self.now())
-        while self._outcomes:
-            self._outcomes.popleft()()
-
-    def _do(self, effect: Effect) -> None:
-        match effect:
-            case Tell():
-                self.tell(effect.peer, effect.message)
-            case Show():
-                self._show(effect)
-            case ShowReturned():
-                port = self.ports.get(effect.worker)
-                if port is not None:
-                    port.show_returned(effect)
-            case Free():
-                self.lanes.forget(effect.worker)
-                port = self.ports.pop(effect.worker, None)
-                if port is not None:
-                    port.release_memory()
-            case _:
-                self.lane_work.do(effect)
-
-    def _show(self, effect: Show) -> None:
+    def show(self, effect: Show) -> None:
+        """Tell a worker where a transfer is, and note it for the log."""
         port = self.ports.get(effect.worker)
         if port is None:
             return
@@ -460,6 +419,24 @@ class Agent(ABC):
         if effect.error is not None:
             fields.update(error=effect.error.code, reason=str(effect.error), fence=effect.fence)
         self._log_lines.append(fields)
+
+    def show_returned(self, effect: ShowReturned) -> None:
+        """Tell a worker how many tokens' pages are its own again."""
+        port = self.ports.get(effect.worker)
+        if port is not None:
+            port.show_returned(effect)
+
+    def effect_failed(self, effect: Effect, error: Exception) -> None:
+        """Log a fault of this program; other transfers go on."""
+        fields = {"effect": type(effect).__name__}
+        _LOG.error("effect_failed", exc_info=error, extra={"fields": fields})
+
+    def free(self, worker_id: int) -> None:
+        """Give up the memory of a worker that went away."""
+        self.lanes.forget(worker_id)
+        port = self.ports.pop(worker_id, None)
+        if port is not None:
+            port.release_memory()
 
     # -- time, lanes, neighbours -------------------------------------------------------------
     def _on_neighbour_dead(self, peer: bytes) -> None:

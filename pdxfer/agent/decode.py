@@ -325,7 +325,7 @@ class DecodeAgent(Agent):
             link.send(message)
         except PdxferError as error:
             lost = error
-            self.later(lambda: self._end_session(peer, lost))
+            self.effects.later(lambda: self._end_session(peer, lost))
 
     def _note_writers(self, generation: int) -> None:
         receiving = self.machine.live.get(generation)

@@ -184,7 +184,7 @@ class PrefillAgent(Agent):
         except PdxferError as error:
             if peer in self.machine.peers and not self.machine.peers[peer].gone:
                 lost = error
-                self.later(lambda: self._end_session(peer, lost))
+                self.effects.later(lambda: self._end_session(peer, lost))
 
     # -- lanes -------------------------------------------------------------------------------
     @property

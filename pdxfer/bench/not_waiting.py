@@ -21,7 +21,7 @@ import numpy as np
 from pdxfer import memory
 from pdxfer.bench.cases import one_page
 from pdxfer.bench.one_page import Cache
-from pdxfer.client import DecodeClient, PrefillClient
+from pdxfer.client import DecodeClient, PrefillClient, Transfer
 from pdxfer.launch.daemons import DaemonPair
 
 if TYPE_CHECKING:
@@ -53,17 +53,16 @@ class Spinner(threading.Thread):
         self.join()
 
 
-def timed_us(
-    call: Callable[[int], object], behind: Callable[[], object], calls: int
-) -> list[float]:
-    """How long each call took, each after a sleep; `behind` follows outside the time."""
+def timed_us(call: Callable[[int], Transfer | None], calls: int) -> list[float]:
+    """How long each call took, each after a sleep; what it returns is given up, untimed."""
     took: list[float] = []
     for number in range(1, calls + 1):
         time.sleep(_SLEEP_S)
         start = time.perf_counter_ns()
-        call(number)
+        transfer = call(number)
         took.append((time.perf_counter_ns() - start) / 1e3)
-        behind()
+        if transfer is not None:
+            transfer.abort("timed")
     return took
 
 
@@ -78,24 +77,18 @@ def series(lane: str, calls: int) -> dict[str, list[float]]:
         DecodeClient(daemons.decode.socket, Cache(layout, [destination.range()])) as decode,
         Spinner(),
     ):
+        addresses = prefill.addresses
 
-        def settle(client: PrefillClient | DecodeClient) -> None:
-            for transfer in list(client._live.values()):
-                transfer.abort("timed")
+        def finished(number: int) -> None:
+            decode.finished()
 
         return {
-            "nothing": timed_us(lambda number: None, lambda: None, calls),
-            "open": timed_us(
-                lambda number: prefill.open(number, wait=False), lambda: settle(prefill), calls
-            ),
+            "nothing": timed_us(lambda number: None, calls),
+            "open": timed_us(lambda number: prefill.open(number, wait=False), calls),
             "receive": timed_us(
-                lambda number: decode.receive(
-                    number, prefill.addresses, [_PAGE], wait=False, must_exist=False
-                ),
-                lambda: settle(decode),
-                calls,
+                lambda number: decode.receive(number, addresses, [_PAGE], wait=False), calls
             ),
-            "finished": timed_us(lambda number: decode.finished(), lambda: None, calls),
+            "finished": timed_us(finished, calls),
         }
 
 

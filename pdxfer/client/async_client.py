@@ -77,6 +77,7 @@ class AsyncClient(Book[T], Generic[T]):
         return self
 
     drain = awaited(Book._drain)
+    resume = awaited(Book._resume)
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.close()

@@ -7,37 +7,28 @@ What may have to wait is a coroutine here; `Client` and `AsyncClient` are its tw
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
 from pdxfer import limits
 from pdxfer.client.arguments import (
-    check_cache,
     check_flag,
     check_patience,
-    check_seconds,
-    check_worker,
-    socket_path_of,
 )
-from pdxfer.client.cache import Cache, EmbeddedAgent, describe_memory, hold_cache, release_cache
+from pdxfer.client.attachment import Attachment
+from pdxfer.client.cache import release_cache
 from pdxfer.client.line import Line, from_wire_refused
-from pdxfer.client.proofs import Proofs
 from pdxfer.client.record import TransferRecord
-from pdxfer.client.requests import check_hello, hello_message
-from pdxfer.client.slots import Slots
+from pdxfer.client.resuming import Inherited, resume
 from pdxfer.client.waiting import Bell
-from pdxfer.errors import DaemonUnavailableError, LocalProtocolError, PdxferError
-from pdxfer.layout import Rank
+from pdxfer.errors import DaemonUnavailableError, PdxferError
 from pdxfer.local import process
-from pdxfer.local.board import ORPHANED, BoardReader
+from pdxfer.local.board import ORPHANED
 from pdxfer.local.messages import (
     AbortTransfer,
-    AgentHello,
-    AttachWorker,
     FromAgent,
     OpenReceive,
     OpenSend,
@@ -46,17 +37,16 @@ from pdxfer.local.messages import (
     ReleaseSlot,
 )
 from pdxfer.protocol.state import FINAL, State
-from pdxfer.protocol.workers import rank_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
 R = TypeVar("R", bound=TransferRecord)
 Opening = OpenSend | OpenReceive
 """What asks for a transfer."""
 
 
-class Book(Generic[R]):
+class Book(Attachment, Generic[R]):
     """A worker's transfers, by what its agent and the status board say.
 
     Type argument: the kind of its transfers.
@@ -65,94 +55,23 @@ class Book(Generic[R]):
         waits.
     """
 
-    role: ClassVar[str]
-    """`prefill` or `decode`."""
-
     _kind: type[R]
-    board: BoardReader
-    word: Callable[[int], int]
-    """The board's word of a slot."""
 
-    def __init__(
-        self,
-        agent: str | os.PathLike[str] | EmbeddedAgent,
-        cache: Cache,
-        *,
-        rank: Rank = Rank(),  # noqa: B008 frozen
-        instance: str = "",
-        relayout: str | None = None,
-        ignore_parts: Sequence[str] = (),
-        timeout_s: float = limits.LOCAL_REQUEST_TIMEOUT_S,
-    ) -> None:
-        """Connect to the agent and attach the cache.
-
-        An async client only checks its arguments here, and raises nothing but `ConfigError`; it
-        attaches by `await create(...)`, which takes the same arguments, or by `async with`.
-
-        Args:
-            agent: path of the daemon's socket, or an agent of `pdxfer.embedded`.
-            cache: anything with `layout` and `memory`, a pool for example.
-            rank: which rank of its instance this worker is.
-            instance: name of the model instance its ranks share.
-            relayout: `allow` or `never`; None: the layout's own default.
-            ignore_parts: parts that may be missing on the other side.
-            timeout_s: how long the agent may take to answer.
-
-        Raises:
-            ConfigError: a wrong argument, or memory that this agent cannot map.
-            DaemonUnavailableError: no agent there, or it does not answer.
-            ResourceError: the agent has too many workers.
-            Nothing stays attached after a raise.
-        """
-        self._socket_path = socket_path_of(agent)
-        check_worker(rank, instance, relayout, ignore_parts)
-        check_cache(cache)
-        self.timeout_s = check_seconds("timeout_s", timeout_s)
-        self.cache = cache
-        self.layout = cache.layout
-        self.rank = rank
-        """Of this worker in its instance."""
-        self.instance = instance
-        """Name of the model instance this worker is a rank of."""
-        self.channel = self._make_channel(self._socket_path)
-        """To the agent."""
-        self.channel.on_message = self._on_message
-        self.channel.on_board = self._settle_changed
-        self.channel.on_failure = self._wake_all
+    def _prepare(self) -> None:
         self._lock = threading.Lock()
-        self._proofs = Proofs(self.role)
-        self.channel.on_writer = self._proofs.hear
-        self._live: dict[int, R] = {}
-        """By slot: transfers whose slot the agent has not got back."""
-        self._by_request: dict[int, R] = {}
+        self._inherited: list[Inherited] = []
+        """What an older life of the agent left, and the present one holds."""
         self._changed = Bell()
         """Where those wait who wait for all transfers."""
         self._ended: deque[R] = deque(maxlen=limits.FINISHED_KEPT_MAX)
-        self._closed = False
-        self._hello: AgentHello | None = None
-        self._agent = None if isinstance(agent, (str, os.PathLike)) else agent
-        memory, self._fds = describe_memory(cache, embedded=self._agent is not None)
-        self._attach = AttachWorker(
-            instance=instance,
-            rank=rank_info(rank),
-            layout=self.layout.to_wire(),
-            relayout=relayout or self.layout.relayout,
-            ignore_parts=list(ignore_parts),
-            memory=memory,
-        )
-        self._begin()
+
+    def _begin_life(self, channel: Line) -> None:
+        super()._begin_life(channel)
+        self._live: dict[int, R] = {}
+        """By slot: transfers whose slot the agent has not got back."""
+        self._by_request: dict[int, R] = {}
 
     # -- what an application calls -------------------------------------------------------------
-    @property
-    def hello(self) -> AgentHello:
-        """What the agent said about itself.
-
-        Raises: LocalProtocolError before the client is attached.
-        """
-        if self._hello is None:
-            raise LocalProtocolError("this client is not attached to its agent yet")
-        return self._hello
-
     def finished(self) -> list[R]:
         """Transfers of which something is to be known since the last call.
 
@@ -269,46 +188,22 @@ class Book(Generic[R]):
             self.channel.post(message)
 
     # -- for those who derive ------------------------------------------------------------------
-    def _begin(self) -> None:
-        """The arguments are good."""
+    async def _resume(self) -> None:
+        """Go on with the agent that came back at the same socket, with the same cache.
 
-    def _make_channel(self, socket_path: str) -> Line:
-        """The connection, not made yet."""
-        raise NotImplementedError
+        Transfers of the life that ended stay the same objects. Those that were still in quarantine
+        go on there, FENCING, QUARANTINED and FAILED, and the agent holds their pages until then: a
+        new receive into them is refused. All others have ended before.
 
-    async def _attach_to_agent(self) -> None:
-        """Connect, and hand the cache over. Nothing stays attached after a raise."""
-        channel = self.channel
-        try:
-            await channel.connect(self.timeout_s)
-            self._proofs.process = channel.agent_process(self._agent)
-            hello = hello_message(channel.new_request(), self.role)
-            self._greeted(*await channel.request(hello, timeout_s=self.timeout_s))
-            if self._agent is not None:
-                # The memory stays mapped from before the agent hears of it.
-                hold_cache(self._agent, self, self.cache)
-            attach = msgspec.structs.replace(self._attach, request=channel.new_request())
-            await channel.request(attach, self._fds, timeout_s=self.timeout_s)
-        except BaseException:
-            self.close()
-            raise
+        One thread, or task, at a time; the client is not to be used by others meanwhile.
 
-    def _greeted(self, answer: FromAgent, fds: list[int]) -> None:
-        """The agent has said who it is: map its board. Takes the descriptors."""
-        try:
-            self._hello = check_hello(answer, fds, self.role, self._socket_path)
-            self.board = BoardReader(fds[0], self._hello.board_slots)
-            self.word = self.board.word
-            self._slots = Slots(self.board.slots)
-            self.channel.watch(fds.pop())
-        finally:
-            for fd in fds:
-                os.close(fd)
-
-    def _instance_addresses(self) -> tuple[str, ...]:
-        """Control addresses of the agent, naming this worker's instance."""
-        suffix = f"#{self.instance}" if self.instance else ""
-        return tuple(address + suffix for address in self.hello.addresses)
+        Raises:
+            LocalProtocolError: the agent has not ended, or the client is closed.
+            DaemonUnavailableError: no agent is there, or the process of the old one has not ended.
+            ConfigError, ResourceError: as when a client is made. The client is as it was before
+                after every raise, and may resume again.
+        """
+        await resume(self)
 
     async def _open_transfer(self, message: Opening, tag: object, *, wait: bool) -> R:
         """Ask for a transfer, and with `wait` also wait until the agent has taken it.
@@ -398,6 +293,8 @@ class Book(Generic[R]):
     def _settle_changed(self) -> None:
         if not self._live:
             return
+        if self._inherited:
+            self._watch_inherited()
         word, ended = self.word, self.board.ended
         with self._lock:
             live = self._live.values()
@@ -407,6 +304,15 @@ class Book(Generic[R]):
         self.channel.collect()
         for transfer in changed:
             self.settle(transfer)
+
+    def _watch_inherited(self) -> None:
+        """Tell the agent of writers whose end this worker has seen; system calls, but seldom."""
+        for each in list(self._inherited):
+            ended = each.writers_ended
+            if ended and each.transfer.final is None and self.channel.failure is None:
+                self.channel.post(each.ended_message())
+            if ended or each.transfer.final is not None:
+                self._inherited.remove(each)
 
     def _settle(self, transfer: R) -> None:
         """With `_lock` held."""

@@ -7,7 +7,7 @@ from typing import Generic, Self, TypeVar
 from pdxfer.client.book import Book
 from pdxfer.client.channel import Channel
 from pdxfer.client.transfer import Transfer
-from pdxfer.client.waiting import run
+from pdxfer.client.waiting import blocking, run
 
 T = TypeVar("T", bound=Transfer)
 
@@ -40,6 +40,8 @@ class Client(Book[T], Generic[T]):
         if drain_s is not None and self.channel.failure is None:
             run(self._drain(drain_s))
         super().close()
+
+    resume = blocking(Book._resume)
 
     def __enter__(self) -> Self:
         return self

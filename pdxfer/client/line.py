@@ -93,6 +93,10 @@ class Line:
         """A number that no other request of this connection has."""
         return next(self._ids)
 
+    def number_on(self, earlier: Line) -> None:
+        """Number requests behind those of an earlier connection of the same client."""
+        self._ids = earlier._ids
+
     def check(self) -> None:
         """Raise what ended the connection, if anything did. No system call."""
         self.check_home()

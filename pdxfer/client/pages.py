@@ -62,42 +62,6 @@ def end_token(layout: KVLayout, groups: Mapping[str, Pages]) -> int | None:
     return max(ends, default=None)
 
 
-def check_covers(layout: KVLayout, groups: Mapping[str, Pages], tokens: int) -> None:
-    """Refuse page lists that end before the request does.
-
-    Raises: ConfigError naming the group and both numbers.
-    """
-    for group in token_groups(layout):
-        if group.name not in groups:
-            continue
-        given = groups[group.name]
-        end = given.first_token + len(given.ids) * group.page_size
-        if end < tokens:
-            raise ConfigError(
-                f"group {group.name}: {len(given.ids)} pages of {group.page_size} tokens from "
-                f"token {given.first_token} end at token {end}, but the request has tokens={tokens}"
-            )
-
-
-def check_not_over(layout: KVLayout, groups: Mapping[str, Pages], tokens: int) -> None:
-    """Refuse page lists with a whole page or more past the end of the request.
-
-    Raises: ConfigError naming the group and both numbers.
-    """
-    for group in token_groups(layout):
-        if group.name not in groups:
-            continue
-        given = groups[group.name]
-        end = given.first_token + len(given.ids) * group.page_size
-        spare = min((end - tokens) // group.page_size, len(given.ids))
-        if spare > 0:
-            raise ConfigError(
-                f"group {group.name}: {len(given.ids)} pages of {group.page_size} tokens from "
-                f"token {given.first_token} on end at token {end}, but the request has "
-                f"tokens={tokens}: leave the last {spare} out, or give the right tokens"
-            )
-
-
 def check_layers(layout: KVLayout, layers: Iterable[int]) -> list[int]:
     """The layers in order, each once. Raises: ConfigError naming those the cache does not have."""
     try:

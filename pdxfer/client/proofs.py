@@ -88,6 +88,18 @@ class Proofs:
         entry = board.entry(slot, sequence)  # nobody changes it any more
         return self._writers is None or self._writers.all_ended(slot, sequence, entry)
 
+    @property
+    def agent_ended(self) -> bool:
+        """Whether the agent's process has ended; so it has where there never was a connection."""
+        return self.process is None or self.process.ended
+
+    def named(self, board: BoardReader, slot: int, sequence: int) -> list[bytes]:
+        """Incarnations of the processes that were named as writers of a transfer's pages."""
+        entry = board.entry(slot, sequence)
+        if self._writers is None or entry is None or entry.peer_count == 0:
+            return []
+        return self._writers.named(slot, sequence, entry)
+
     def close(self) -> None:
         """Forget everybody. Idempotent."""
         if self._writers is not None:
@@ -134,11 +146,15 @@ class Writers:
         if entry is None or entry.peer_count == 0:
             return True
         with self._lock:
-            named: list[bytes] = [entry.peer_incarnation]
-            several = self._of_transfer.get(slot)
-            if several is not None and several.sequence == sequence:
-                named = several.incarnations
+            named = self.named(slot, sequence, entry)
             return len(named) == entry.peer_count and all(self._has_ended(each) for each in named)
+
+    def named(self, slot: int, sequence: int, entry: Entry) -> list[bytes]:
+        """Incarnations of the writers of a transfer, as far as they were told."""
+        several = self._of_transfer.get(slot)
+        if several is not None and several.sequence == sequence:
+            return several.incarnations
+        return [entry.peer_incarnation]
 
     def close(self) -> None:
         """Forget everybody. Idempotent; done at the latest when nobody refers to this any more."""

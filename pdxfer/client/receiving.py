@@ -38,20 +38,30 @@ class ReceivingRecord(TransferRecord):
     def __init__(self, client: Owner, opening: OpenReceive, tag: object = None) -> None:
         super().__init__(client, opening, tag)
         self.holds_pages = self._placed = opening.place is not None
+        self.prefill = opening.prefill
+        self.placed_groups = {} if opening.place is None else opening.place.groups
 
     async def _place(
-        self, pages: object, *, tokens: int | None = None, prefix_tokens: int = 0
+        self,
+        pages: object,
+        *,
+        tokens: int | None = None,
+        prefix_tokens: int = 0,
+        trim: bool = False,
     ) -> None:
         """Say where the cache goes; once. The pages are the agent's until `pages_returned`.
 
         Args:
             pages: ids of the only group, or `{group: ids}`. They begin with the page that holds
                 token `prefix_tokens`; `Pages` in place of ids says itself.
-            tokens: of the whole request; None: to the end of the last page.
+            tokens: of the whole request; None: to the end of the last page. 0, with empty lists,
+                moves nothing and commits.
             prefix_tokens: tokens that are in the pool already, and are not sent.
+            trim: leave out the last page of a token group whose list has one page more than
+                `tokens` needs; a list that is longer still is refused.
 
         Raises:
-            ConfigError: a page id out of range, a list too short; nothing was placed.
+            ConfigError: a page id out of range, a list too short or too long; nothing was placed.
             LocalProtocolError: pages were placed before.
             DaemonUnavailableError: the agent is gone, or did not take the pages within the client's
                 `timeout_s` (the transfer is aborted then).
@@ -60,7 +70,8 @@ class ReceivingRecord(TransferRecord):
             they are the agent's until `pages_returned`.
         """
         self._check_not_placed()
-        places = places_of(self._client.layout, pages, tokens, prefix_tokens)
+        layout = self._client.layout
+        places = places_of(layout, self.room, pages, tokens, prefix_tokens, trim=trim)
         await self._raise_failure()
         self._check_not_placed()
         message = PlacePages(
@@ -68,6 +79,7 @@ class ReceivingRecord(TransferRecord):
         )
         self._channel.post(message)
         self.holds_pages = self._placed = True
+        self.placed_groups = places.groups
         await self._taken(message)
 
     def _check_not_placed(self) -> None:
@@ -106,6 +118,7 @@ class DecodeBook(Book[R], Generic[R]):
         must_exist: bool = False,
         wait: bool = True,
         tag: object = None,
+        trim: bool = False,
     ) -> R:
         """Bind a room to this worker, before or after prefill sends.
 
@@ -123,6 +136,7 @@ class DecodeBook(Book[R], Generic[R]):
             wait: False: return at once. Nothing waits for the agent then; a refusal is the error of
                 the transfer that is returned, which is FAILED.
             tag: kept at the transfer's `tag`, for the caller alone.
+            trim: of the pages, as in `Receiving.place`.
 
         Raises:
             LayoutMismatchError: the pair has been refused.
@@ -145,5 +159,6 @@ class DecodeBook(Book[R], Generic[R]):
             deadline_s=deadline_s,
             unreachable_s=unreachable_s,
             must_exist=must_exist,
+            trim=trim,
         )
         return await self._open_transfer(message, tag, wait=wait)

@@ -7,7 +7,7 @@ faces (`pdxfer.client.waiting`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from pdxfer.client.arguments import check_patience, check_reason
 from pdxfer.client.line import from_wire_refused
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pdxfer.client.line import Line
-    from pdxfer.layout import KVLayout
+    from pdxfer.layout import KVLayout, Rank
     from pdxfer.local.board import BoardReader
     from pdxfer.local.messages import (
         OpenReceive,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Refused,
         SendChunk,
     )
+    from pdxfer.wire.messages import GroupPages
 
 _STATES: Final = (State.WAITING, *State)
 """By the low byte of a word. 0 is a free slot, never met with the transfer's own sequence."""
@@ -88,6 +89,11 @@ class Owner(Protocol):
         ...
 
     @property
+    def rank(self) -> Rank:
+        """Of the worker in its instance."""
+        ...
+
+    @property
     def timeout_s(self) -> float:
         """How long the agent may take to answer."""
         ...
@@ -113,6 +119,8 @@ class Owner(Protocol):
 class TransferRecord:
     """One request's cache on its way, as far as it can be known without waiting."""
 
+    _aborted = False
+    _prefix_tokens: int | None = None
     returned: ClassVar[frozenset[State]] = FINAL
     """States in which the pages are the worker's."""
 
@@ -147,6 +155,10 @@ class TransferRecord:
         """Whether `finished` has listed it with its pages returned."""
         self.to_be_told = False
         """Whether the next `finished` lists it."""
+        self.prefill: list[str] = []
+        """At decode: addresses of the prefill agents."""
+        self.placed_groups: dict[str, GroupPages] = {}
+        """At decode: its pages, packed, once they are placed."""
         self.unwanted = False
         """Whether whoever asked for it has given up, or was refused: nobody knows of it."""
         self._client = client
@@ -154,8 +166,6 @@ class TransferRecord:
         self._word = client.word
         self._seen = (0, State.WAITING)
         """A word and its state, in one object: threads that poll at once must not mix two."""
-        self._aborted = False
-        self._prefix_tokens: int | None = None
 
     @property
     def state(self) -> State:
@@ -200,6 +210,19 @@ class TransferRecord:
         self._heard.add(outcome.state)
         if outcome.prefix_tokens is not None:
             self._prefix_tokens = outcome.prefix_tokens
+
+    def go_on(self, slot: int, sequence: int) -> tuple[object, ...]:
+        """It goes on in a slot of the client's new board, given up; where it was, for `go_back`."""
+        place = self.slot, self.sequence, self._channel, self._word, self._seen, self.settled_word
+        self.slot, self.sequence, self.settled_word = slot, sequence, 0
+        self._channel, self._word = self._client.channel, self._client.word
+        self._seen = (0, State.QUARANTINED)
+        self._aborted = True
+        return place
+
+    def go_back(self, place: tuple[Any, ...]) -> None:
+        """The new board did not come to be."""
+        self.slot, self.sequence, self._channel, self._word, self._seen, self.settled_word = place
 
     def note_final(self, state: State) -> None:
         """It is final: its slot is another transfer's from here on."""

@@ -16,9 +16,7 @@ from pdxfer.client.arguments import (
     check_seconds,
 )
 from pdxfer.client.pages import (
-    check_covers,
     check_layers,
-    check_not_over,
     end_token,
     normalise,
     pack,
@@ -35,11 +33,13 @@ from pdxfer.local.messages import (
     Places,
     WorkerHello,
 )
+from pdxfer.protocol.decode.placing import check_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pdxfer.layout import KVLayout
+    from pdxfer.protocol.prefill.extent import ChunkExtent, Extent
 
 
 def hello_message(request: int, role: str) -> WorkerHello:
@@ -83,32 +83,30 @@ def open_message(
     )
 
 
-def chunk_of(
+def chunk_of(  # noqa: PLR0913 the surface of `send`
     layout: KVLayout,
+    extent: Extent,
     pages: object,
     *,
     tokens: int | None,
     layers: Iterable[int] | None,
     last: bool,
     aux: bytes,
-) -> Chunk:
-    """Check and pack what a chunk is.
+    trim: bool,
+) -> tuple[Chunk, ChunkExtent]:
+    """Check and pack what a chunk is, behind the earlier ones of its send; `extent` stays as it is.
 
     Raises: ConfigError naming the argument that is wrong.
     """
     carried = check_aux(aux, last=check_flag("last", last))
     if tokens is not None:
-        tokens = check_count("tokens", tokens, 1)
+        tokens = check_count("tokens", tokens, 0)
+    chosen = None if layers is None else check_layers(layout, layers)
     groups = normalise(layout, pages, {})
-    if tokens is not None:
-        check_not_over(layout, groups, tokens)  # where the chunk begins, the agent alone knows
-    return Chunk(
-        groups=pack(groups),
-        tokens=tokens,
-        layers=None if layers is None else check_layers(layout, layers),
-        last=last,
-        aux=carried,
-    )
+    trim = check_flag("trim", trim)
+    covered = extent.check(groups, tokens, chosen, last=last, trim=trim)
+    chunk = Chunk(groups=pack(covered.pages), tokens=tokens, layers=chosen, last=last, aux=carried)
+    return chunk, covered
 
 
 def connect_message(request: int, prefill: str | Sequence[str], timeout_s: float) -> ConnectPeer:
@@ -129,6 +127,7 @@ def receive_message(  # noqa: PLR0913 the surface of `receive`
     deadline_s: float | None,
     unreachable_s: float | None,
     must_exist: bool,
+    trim: bool,
 ) -> OpenReceive:
     """Without its board slot, which is chosen last.
 
@@ -137,9 +136,9 @@ def receive_message(  # noqa: PLR0913 the surface of `receive`
     room = check_room(room)
     place = None
     if pages is not None:
-        place = places_of(layout, pages, tokens, prefix_tokens)
-    elif tokens is not None or prefix_tokens:
-        raise ConfigError("tokens and prefix_tokens go with the pages: give them to place()")
+        place = places_of(layout, room, pages, tokens, prefix_tokens, trim=trim)
+    elif tokens is not None or prefix_tokens or trim:
+        raise ConfigError("tokens, prefix_tokens and trim go with the pages: give them to place()")
     return OpenReceive(
         request=request,
         transfer=-1,
@@ -155,32 +154,37 @@ def receive_message(  # noqa: PLR0913 the surface of `receive`
     )
 
 
-def places_of(layout: KVLayout, pages: object, tokens: int | None, prefix_tokens: int) -> Places:
+def places_of(
+    layout: KVLayout,
+    room: int,
+    pages: object,
+    tokens: int | None,
+    prefix_tokens: int,
+    *,
+    trim: bool,
+) -> Places:
     """Check and pack where a request goes.
 
     Raises: ConfigError naming the argument, its value and what it may be.
     """
     if tokens is not None:
-        tokens = check_count("tokens", tokens, 1)
+        tokens = check_count("tokens", tokens, 0)
     prefix_tokens = check_count("prefix_tokens", prefix_tokens, 0)
+    trim = check_flag("trim", trim)
     starts = {
         group.name: prefix_tokens // group.page_size * group.page_size
         for group in token_groups(layout)
     }
     groups = normalise(layout, pages, starts, unique=True)
-    tokens = end_token(layout, groups) if tokens is None else tokens
-    if not tokens:
-        raise ConfigError(f"tokens={tokens}: the pages hold no tokens to count; give the number")
-    if prefix_tokens > tokens:
-        raise ConfigError(f"prefix_tokens={prefix_tokens} is more than tokens={tokens}")
-    check_covers(layout, groups, tokens)
-    if tokens > prefix_tokens:
-        check_not_over(layout, groups, tokens)
-    return Places(
-        tokens=tokens,
-        prefix_tokens=prefix_tokens,
-        groups=pack(groups),
-    )
+    if tokens is None:
+        tokens = end_token(layout, groups)
+        if not tokens:
+            raise ConfigError(
+                f"tokens={tokens}: the pages hold no tokens to count; give the number, or tokens=0 "
+                "for a request that moves nothing"
+            )
+    placed = check_places(layout, room, groups, tokens, prefix_tokens, trim=trim)
+    return Places(tokens=tokens, prefix_tokens=prefix_tokens, groups=pack(placed))
 
 
 def _deadline(deadline_s: float | None) -> float:

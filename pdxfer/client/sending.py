@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 from pdxfer import limits
-from pdxfer.client.arguments import check_event, check_patience
+from pdxfer.client.arguments import check_event, check_patience, check_room
 from pdxfer.client.book import Book
 from pdxfer.client.record import BAD, Owner, TransferRecord
 from pdxfer.client.requests import chunk_of, open_message
 from pdxfer.errors import LocalProtocolError
 from pdxfer.local.messages import SendChunk
+from pdxfer.protocol.prefill.extent import Extent
 from pdxfer.protocol.state import RETURNED_AT_PREFILL, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pdxfer.local.messages import Chunk, OpenSend
+    from pdxfer.local.messages import OpenSend
 
 S = TypeVar("S", bound="SendingRecord")
 _NOTHING_FOLLOWS: Final = BAD | {State.SENT, State.COMMITTED}
@@ -34,10 +35,12 @@ class SendingRecord(TransferRecord):
 
     def __init__(self, client: Owner, opening: OpenSend, tag: object = None) -> None:
         super().__init__(client, opening, tag)
-        self._last_sent = False
         self._chunks_sent = 0
         self._returned_last = (0, 0)
-        self.note_chunk(opening.chunk)
+        self.extent = Extent(opening.room, client.layout, shares_pages=client.rank.cp_size > 1)
+        """What its chunks have covered so far."""
+        if opening.chunk is not None:
+            self._note_chunk()
 
     @property
     def prefix_tokens(self) -> int | None:
@@ -91,12 +94,10 @@ class SendingRecord(TransferRecord):
         self._returned()
         super().note_final(state)
 
-    def note_chunk(self, chunk: Chunk | None) -> None:
-        """A chunk, or none, has been given to the agent."""
-        if chunk is not None:
-            self.holds_pages = True
-            self._last_sent = chunk.last
-            self._chunks_sent += 1
+    def _note_chunk(self) -> None:
+        """A chunk has been given to the agent."""
+        self.holds_pages = True
+        self._chunks_sent += 1
 
     async def _send(
         self,
@@ -107,6 +108,7 @@ class SendingRecord(TransferRecord):
         last: bool = True,
         aux: bytes = b"",
         after: object = None,
+        trim: bool = False,
     ) -> None:
         """Send a chunk; returns once the agent has it. The pages are the agent's until SENT.
 
@@ -114,19 +116,22 @@ class SendingRecord(TransferRecord):
             pages: ids of the only group, or `{group: ids}`. They begin at token 0, or where the
                 previous chunk of these layers ended; `Pages` in place of ids says itself.
             tokens: of the whole request; with the last chunk at the latest. None then: to the end
-                of the last page.
+                of the last page. 0, with empty lists, moves nothing and commits.
             layers: global layers whose bytes these are; None: all.
             last: nothing follows.
             aux: handed to the decode worker with the commit, at most `limits.AUX_BYTES_MAX`.
+            trim: leave out the last page of a token group whose list has one page more than
+                `tokens` needs; a list that is longer still is refused.
             after: a GPU event, waited for first: the work that fills the pages. A sync client calls
                 its `synchronize()` on this thread; an async one asks its `query()`, at most for
                 the client's `timeout_s`.
 
-        What only the agent can tell (a list too short for its tokens, chunks that overlap) fails
-        the transfer: its error says so.
+        What only the agent can tell (decode states other tokens, layers are missing at the end)
+        fails the transfer: its error says so.
 
         Raises:
-            ConfigError: a wrong argument, for example a page id out of range; nothing was sent.
+            ConfigError: a wrong argument, for example a page id out of range, a list too short or
+                too long for its tokens, chunks that overlap; nothing was sent.
             LocalProtocolError: the last chunk has been sent.
             TimeoutError: an async client's `after` is not done; nothing was sent, the transfer goes
                 on.
@@ -138,8 +143,15 @@ class SendingRecord(TransferRecord):
         """
         check_event(after, self._event_method)
         await self._check_open()
-        chunk = chunk_of(
-            self._client.layout, pages, tokens=tokens, layers=layers, last=last, aux=aux
+        chunk, covered = chunk_of(
+            self._client.layout,
+            self.extent,
+            pages,
+            tokens=tokens,
+            layers=layers,
+            last=last,
+            aux=aux,
+            trim=trim,
         )
         if after is not None:
             await self._wait_for(after)
@@ -148,7 +160,8 @@ class SendingRecord(TransferRecord):
             request=self.request, transfer=self.slot, sequence=self.sequence, chunk=chunk
         )
         self._channel.post(message)
-        self.note_chunk(chunk)
+        self.extent.take(covered)
+        self._note_chunk()
         await self._taken(message)
 
     # -- inside --------------------------------------------------------------------------------
@@ -157,7 +170,7 @@ class SendingRecord(TransferRecord):
         raise NotImplementedError
 
     async def _check_open(self) -> None:
-        if self._last_sent:
+        if self.extent.complete:
             raise LocalProtocolError(f"room {self.room}: its last chunk has been sent")
         await self._raise_failure()
         state = self.poll()
@@ -219,12 +232,25 @@ class PrefillBook(Book[S], Generic[S]):
         lease_s: float = limits.LEASE_S,
         wait: bool = True,
         tag: object = None,
+        trim: bool = False,
     ) -> S:
         """`open` and the first `send` of what it returns, in one message; raises what they raise.
 
         A chunk refused here opens no room. Pages of a call that was cancelled, or that raised
         `DaemonUnavailableError`, are the agent's for as long as `given_up` names the room.
         """
-        chunk = chunk_of(self.layout, pages, tokens=tokens, layers=layers, last=last, aux=aux)
+        extent = Extent(check_room(room), self.layout, shares_pages=self.rank.cp_size > 1)
+        chunk, covered = chunk_of(
+            self.layout,
+            extent,
+            pages,
+            tokens=tokens,
+            layers=layers,
+            last=last,
+            aux=aux,
+            trim=trim,
+        )
         message = open_message(self.channel.new_request(), room, deadline_s, lease_s, chunk)
-        return await self._open_transfer(message, tag, wait=wait)
+        sending = await self._open_transfer(message, tag, wait=wait)
+        sending.extent.take(covered)
+        return sending

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Pages:
     """The page ids of one group of a request, in the order of its tokens.
 
-    Shapes:  ids: int64 [pages], read-only; any one-dimensional array of integers is taken.
+    Shapes:  ids: int64 [pages], read-only; any one-dimensional array of integers is taken, and one
+             integer for one page.
     Units:   first_token: the token of the request that row 0 of the first page stands for.
     Raises:  ConfigError: ids that are no integers of 63 bits in one dimension, or a negative
              first_token.
@@ -49,6 +50,8 @@ def _as_ids(ids: object) -> NDArray[np.int64]:
         raise ConfigError(f"page ids are no array: {error}") from error
     if array.size == 0 and array.ndim <= 1:
         array = np.zeros(0, np.int64)
+    elif array.ndim == 0:
+        array = array.reshape(1)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ConfigError(
             f"page ids {repr(ids)[:80]} have dtype {array.dtype} and {array.ndim} dimensions; a "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdxfer.layout import Pages
+from pdxfer.errors import ConfigError
+from pdxfer.layout import Group, Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +34,29 @@ class GivenPlaces:
     """Of the whole request."""
     prefix_tokens: int = 0
     """Tokens that are in the pool already."""
+
+
+def does_not_fit(room: int, group: Group, listed: Pages, tokens: int, *, trim: bool) -> ConfigError:
+    """Why a list of pages does not hold the tokens of its request.
+
+    Args:
+        room: that the request is of.
+        group: of the list, a token group.
+        listed: pages that end before the last token, or with a whole page or more behind it.
+        tokens: of the whole request.
+        trim: whether one page too many would have been left out.
+    """
+    size, count = group.page_size, len(listed.ids)
+    end = listed.first_token + count * size
+    spare = min((end - tokens) // size, count)
+    advice = "give the missing pages, or the right tokens"
+    if spare > 0:
+        advice = f"leave the last {spare} out, or give the right tokens"
+        if trim:
+            advice += "; trim=True leaves out one page at most"
+    return ConfigError(
+        f"room {room}: group {group.name}: {count} pages of {size} tokens from token "
+        f"{listed.first_token} on end at token {end}, but the request has tokens={tokens}: "
+        f"{advice}",
+        fields={"group": group.name, "pages": str(count), "tokens": str(tokens)},
+    )

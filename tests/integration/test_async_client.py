@@ -217,7 +217,8 @@ def test_a_killed_daemon_wakes_every_task(tmp_path, run, victim):
             (prefill, decode)[victim][0].signal(signal.SIGKILL)
             ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), WAIT_S)
             assert {type(end) for end in ends} == {DaemonUnavailableError}
-            assert not any(each.pages_returned for each in mine)
+            # Which of them have their proof already is a question of moments.
+            assert {each.poll() for each in mine} <= {State.QUARANTINED, State.FAILED}
 
     with daemons(tmp_path) as (prefill, decode):
         run(main())

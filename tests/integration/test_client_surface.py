@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pdxfer import embedded
-from pdxfer.client import DecodeClient, PrefillClient, Rank, State
+from pdxfer.client import DecodeClient, Pages, PrefillClient, Rank, State
 from pdxfer.errors import LayoutMismatchError, LocalProtocolError, PeerError
 from pdxfer.layout import page_major
 from tests.unit.client.conftest import SmallCache
@@ -146,3 +146,38 @@ def test_close_lets_transfers_end(agents):
         sender.close(drain_s=WAIT_S)
         assert sending.poll() is State.COMMITTED
         assert receiving.wait(WAIT_S).length_bytes > 0
+
+
+def test_a_request_without_tokens_commits_and_carries_aux(pair):
+    sender, receiver = pair
+    before = bytes(receiver.cache.shared.buffer)
+    receiving = receiver.receive(3, sender.addresses, [], tokens=0)
+    sending = sender.send(3, [], tokens=0, aux=b"nothing else")
+    commit = receiving.wait(WAIT_S)
+    assert (commit.aux, commit.length_bytes) == (b"nothing else", 0)
+    assert sending.wait(WAIT_S).length_bytes == 0
+    assert bytes(receiver.cache.shared.buffer) == before
+
+
+def test_a_page_too_many_is_trimmed_at_both_sides(pair):
+    sender, receiver = pair
+    np.frombuffer(sender.cache.shared.buffer, np.uint8)[:] = 7
+    item = sender.layout.item_lens[0]
+    receiving = receiver.receive(3, sender.addresses, [1, 2, 3], tokens=8, trim=True)
+    sender.send(3, [4, 5, 6], tokens=8, trim=True)
+    assert receiving.wait(WAIT_S).length_bytes == 2 * item
+    region = np.frombuffer(receiver.cache.shared.buffer, np.uint8)
+    assert (region[item : 3 * item] == 7).all()
+    assert (region[3 * item :] == 0).all()
+
+
+def test_pages_that_say_they_begin_at_token_0_do_so_behind_a_prefix_too(pair):
+    sender, receiver = pair
+    np.frombuffer(sender.cache.shared.buffer, np.uint8)[:] = 7
+    item = sender.layout.item_lens[0]
+    receiving = receiver.receive(3, sender.addresses, Pages([1, 2], 0), tokens=8, prefix_tokens=4)
+    sender.send(3, [4, 5], tokens=8)
+    assert receiving.wait(WAIT_S).length_bytes == item
+    region = np.frombuffer(receiver.cache.shared.buffer, np.uint8)
+    assert (region[2 * item : 3 * item] == 7).all()
+    assert (region[: 2 * item] == 0).all()

@@ -1,5 +1,7 @@
 """The process of a neighbour has ended: each agent ends at once what it had with that life."""
 
+import asyncio
+
 import pytest
 
 from pdxfer.client import State
@@ -37,3 +39,22 @@ async def test_decode_ends_its_receives_when_the_process_of_prefill_has_ended(
             await receiving.wait(WAIT_S)
         assert receiving.poll() is State.FAILED
         assert receiving.error.fields["fence"] == fence
+
+
+async def test_the_process_is_watched_while_anything_of_it_is_quarantined(tmp_path, monkeypatch):
+    """Also after its session is over, as that of a process that was stopped and is killed later."""
+    monkeypatch.setattr("pdxfer.limits.DRAIN_DEADLINE_S", 0.3)
+    both = Both(tmp_path, silent=False)
+    async with both.workers() as (sender, reader, _, _):
+        _, receiving = await begin(sender, reader, 2)
+        await until(both.hub.ready)
+        decode, prefill = both.agents["decode"], both.agents["prefill"]
+        peer = prefill.incarnation
+        monkeypatch.setattr(prefill.machine, "on_message", lambda *_: None)  # it hears no abort
+        decode._link_to(peer).end("the test says so")
+        await until(lambda: receiving.poll() is State.QUARANTINED)
+        await asyncio.sleep(0.3)  # several ticks
+        assert decode.neighbours.pidfd(peer) >= 0
+        decode._on_neighbour_dead(peer)
+        await until(lambda: receiving.poll() is State.FAILED)
+        assert receiving.error.fields["fence"] == "dead"

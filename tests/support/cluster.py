@@ -13,6 +13,7 @@ import numpy as np
 
 from pdxfer.agent.host import host_id
 from pdxfer.agent.lanes import Lanes
+from pdxfer.agent.pump import Pump
 from pdxfer.agent.receiver import Receiver
 from pdxfer.agent.sender import Sender
 from pdxfer.errors import PdxferError
@@ -59,6 +60,7 @@ class Node:
         self.half = half(
             machine, self.lanes, memory=self.ranges, tell=self.tell, lost=self.lane_lost, **also
         )
+        self.effects = Pump(machine.take_effects, self.half, self)
         self.shown: dict[tuple[int, int], Shown] = {}
         self.returned: dict[tuple[int, int], tuple[int, int]] = {}
         """(worker, slot) to the tokens and chunks below which source pages are back."""
@@ -102,14 +104,7 @@ class Node:
         self.pump()
 
     def pump(self) -> None:
-        self.settle()
-        while effects := self.machine.take_effects():
-            for effect in effects:
-                self.do(effect)
-            self.settle()
-
-    def settle(self) -> None:
-        self.half.settle(self.cluster.now)
+        self.effects.run()
 
     # -- what the control channel says -------------------------------------------------------
     def session_began(self, peer: bytes, address: str) -> None:
@@ -149,20 +144,25 @@ class Node:
 
     # -- effects -----------------------------------------------------------------------------
     def do(self, effect) -> None:
-        match effect:
-            case fx.Tell():
-                self.tell(effect.peer, effect.message)
-            case fx.ShowReturned():
-                self.returned[effect.worker, effect.slot] = (effect.tokens, effect.chunks)
-            case fx.Show():
-                shown = self.shown.setdefault((effect.worker, effect.slot), Shown())
-                shown.states.append(effect.state)
-                shown.last = effect
-            case fx.Free():
-                self.lanes.forget(effect.worker)
-                self.freed.append(effect.worker)
-            case _:
-                self.half.do(effect)
+        self.effects.carry_out(effect)
+
+    def now(self) -> float:
+        return self.cluster.now
+
+    def effect_failed(self, effect, error) -> None:
+        raise error
+
+    def show(self, effect) -> None:
+        shown = self.shown.setdefault((effect.worker, effect.slot), Shown())
+        shown.states.append(effect.state)
+        shown.last = effect
+
+    def show_returned(self, effect) -> None:
+        self.returned[effect.worker, effect.slot] = (effect.tokens, effect.chunks)
+
+    def free(self, worker_id: int) -> None:
+        self.lanes.forget(worker_id)
+        self.freed.append(worker_id)
 
     def tell(self, peer: bytes, message) -> None:
         self.cluster.carry(self, peer, message)
@@ -182,7 +182,6 @@ class Node:
         if not self.is_prefill or not self.half.has_turns:
             return False
         self.half.take_turn()
-        self.settle()
         self.pump()
         return True
 

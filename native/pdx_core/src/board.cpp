@@ -107,15 +107,21 @@ BoardWriter::BoardWriter(int fd, std::uint32_t slots, const Incarnation& incarna
 }
 
 BoardWriter::~BoardWriter() {
-  // EPERM: the process holds it of which this one is a fork.
-  if (maker_ != std::this_thread::get_id() || pthread_mutex_unlock(&life().held) != 0) {
-    keep_mapped();
+  if (!held_) return;
+  // Fails with EPERM in a fork of the process that holds it.
+  if (maker_ == std::this_thread::get_id() && pthread_mutex_unlock(&life().held) == 0) {
+    life().ended.store(1, std::memory_order_release);
   } else {
-    end();
+    keep_mapped();
   }
 }
 
-void BoardWriter::end() { life().ended.store(1, std::memory_order_release); }
+void BoardWriter::end() {
+  life().ended.store(1, std::memory_order_release);
+  if (held_ && maker_ == std::this_thread::get_id() && pthread_mutex_unlock(&life().held) == 0) {
+    held_ = false;
+  }
+}
 
 void BoardWriter::set_details(std::uint32_t slot, const BoardDetails& details) {
   const auto halves = std::bit_cast<std::array<std::uint64_t, 2>>(details.peer);

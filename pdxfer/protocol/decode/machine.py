@@ -210,7 +210,9 @@ class DecodeMachine:
         try:
             if receiving.pages is not None:
                 raise LocalProtocolError(f"room {receiving.room}: its pages are placed already")
-            placed = check_places(receiving, place.pages, place.tokens, place.prefix_tokens)
+            placed = check_places(
+                receiving.layout, receiving.room, place.pages, place.tokens, place.prefix_tokens
+            )
             held = self._receives.held[receiving.worker]
             held.hold(receiving.generation, placed, receiving.room)
         except PdxferError as error:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from pdxfer import limits
 from pdxfer.errors import ConfigError, PdxferError, from_wire
-from pdxfer.layout import Pages, check_page_ids
+from pdxfer.layout import Group, KVLayout, Pages, check_page_ids
 from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
+from pdxfer.protocol.given import does_not_fit
 from pdxfer.protocol.ranges import owed_ranges
 from pdxfer.wire.messages import Chunk, CommitPayload, Failed, GroupPages, Place
 from pdxfer.wire.pages import pack_ids
@@ -33,48 +38,72 @@ def place_message(receiving: Receiving, key: SourceKey) -> Place:
 
 
 def check_places(
-    receiving: Receiving, pages: dict[str, Pages], tokens: int, prefix_tokens: int
+    layout: KVLayout,
+    room: int,
+    pages: Mapping[str, Pages],
+    tokens: int,
+    prefix_tokens: int,
+    *,
+    trim: bool = False,
 ) -> dict[str, Pages]:
-    """The pages with the token each list starts at.
+    """The pages of every group; they hold exactly the tokens that may move.
+
+    Args:
+        layout: of the worker.
+        room: for error texts.
+        pages: by group.
+        tokens: of the whole request.
+        prefix_tokens: of them, those that are in the pool already.
+        trim: leave the last page of a list out where it lies behind the last token, whole.
 
     Raises:
         ConfigError: a group is missing or unknown, an id out of range, a list too short or long.
     """
     if not 0 <= prefix_tokens <= tokens:
         raise ConfigError(
-            f"room {receiving.room}: prefix_tokens={prefix_tokens} is not in 0..tokens={tokens}"
+            f"room {room}: prefix_tokens={prefix_tokens} is more than tokens={tokens}, or negative"
         )
     placed: dict[str, Pages] = {}
-    for group in receiving.layout.groups:
-        listed = pages.get(group.name)
+    for group in layout.groups:
+        listed = pages.get(group.name, None if tokens else Pages(np.zeros(0, np.int64)))
         if listed is None:
-            raise ConfigError(f"room {receiving.room}: no pages of group {group.name}")
-        check_page_ids(receiving.layout, group.name, listed.ids)
+            raise ConfigError(f"room {room}: no pages of group {group.name}")
+        check_page_ids(layout, group.name, listed.ids)
         if group.kind == "state":
+            if not tokens and len(listed.ids):
+                raise ConfigError(
+                    f"room {room}: {len(listed.ids)} id(s) of state group {group.name}, but "
+                    "tokens=0 moves nothing; leave them out"
+                )
             placed[group.name] = listed
             continue
-        size = group.page_size
-        first = listed.first_token or prefix_tokens // size * size
-        if first % size:
-            raise ConfigError(
-                f"room {receiving.room}: first_token={first} of group {group.name} is not the "
-                f"start of a page of {size} tokens"
-            )
-        needed = max(0, -(-(tokens - first) // size))
-        if len(listed.ids) != needed and tokens > prefix_tokens:
-            raise ConfigError(
-                f"room {receiving.room}: {len(listed.ids)} page(s) of group {group.name} from "
-                f"token {first} on, tokens={tokens} needs {needed} of {size} tokens each",
-                fields={"pages": str(len(listed.ids)), "tokens": str(tokens)},
-            )
-        placed[group.name] = Pages(listed.ids, first)
+        placed[group.name] = _fitted(room, group, listed, tokens, prefix_tokens, trim=trim)
     unknown = pages.keys() - placed.keys()
     if unknown:
         raise ConfigError(
-            f"room {receiving.room}: group {min(unknown)} is not of this layout, "
+            f"room {room}: group {min(unknown)} is not of this layout, "
             f"which has {', '.join(placed)}"
         )
     return placed
+
+
+def _fitted(
+    room: int, group: Group, listed: Pages, tokens: int, prefix_tokens: int, *, trim: bool
+) -> Pages:
+    """The pages of a token group, which hold exactly the tokens that may move."""
+    size, first = group.page_size, listed.first_token
+    if first % size:
+        raise ConfigError(
+            f"room {room}: first_token={first} of group {group.name} is not the start of a page "
+            f"of {size} tokens"
+        )
+    needed = max(0, -(-(tokens - first) // size))
+    if trim and len(listed.ids) == needed + 1:
+        listed = Pages(listed.ids[:-1], first)
+    moves = tokens > prefix_tokens or not tokens
+    if len(listed.ids) != needed and moves:
+        raise does_not_fit(room, group, listed, tokens, trim=trim)
+    return listed
 
 
 def chunk_fault(receiving: Receiving, debt: Debt, message: Chunk) -> str:

@@ -26,6 +26,7 @@ from pdxfer.protocol.effects import (
 from pdxfer.protocol.given import GivenChunk
 from pdxfer.protocol.naming import called, fields_of, leg_failed
 from pdxfer.protocol.prefill.deadlines import Deadlines
+from pdxfer.protocol.prefill.extent import Extent
 from pdxfer.protocol.prefill.matching import Matching
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
 from pdxfer.protocol.prefill.posting import check_given
@@ -111,8 +112,8 @@ class PrefillMachine:
                 f"({self.sendings[key].state.name}); end that one first"
             )
         worker = self.workers[worker_id]
-        shares_pages = worker.rank.cp_size > 1
-        sending = Sending(worker_id, room, slot, deadline, lease_s, worker.layout, shares_pages)
+        extent = Extent(room, worker.layout, shares_pages=worker.rank.cp_size > 1)
+        sending = Sending(worker_id, room, slot, deadline, lease_s, worker.layout, extent)
         self.sendings[key] = sending
         self._sends.failed.pop(key, None)
         self._sends.by_slot[worker_id, slot] = sending

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pdxfer.errors import ConfigError, PdxferError
+from pdxfer.errors import PdxferError
 from pdxfer.layout import KVLayout, Pages, Plan
+from pdxfer.protocol.prefill.extent import Extent
 from pdxfer.protocol.prefill.returning import Returning
 from pdxfer.protocol.ranges import Ranges
 from pdxfer.protocol.state import State
@@ -84,16 +85,13 @@ class Sending:
     """While unmatched; seconds on the agent's clock."""
     lease_s: float
     layout: KVLayout
-    shares_pages: bool = False
-    """A context parallel rank: it owes, and may hold, a share of the pages."""
+    extent: Extent
+    """How far its chunks have come."""
     state: State = State.WAITING
     legs: dict[tuple[bytes, int], Leg] = field(default_factory=dict)
     receiver_count: int = 0
     """0: no receiver has come."""
     chunks: list[Chunk] = field(default_factory=list)
-    token_ends: dict[tuple[str, int | None], int] = field(default_factory=dict)
-    """(group, layer) to the token where its next chunk begins; layer None: all layers."""
-    tokens: int | None = None
     aux: bytes = b""
     error: PdxferError | None = None
     check_at: float = 0.0
@@ -112,7 +110,12 @@ class Sending:
     @property
     def complete(self) -> bool:
         """The last chunk has been given."""
-        return bool(self.chunks) and self.chunks[-1].last
+        return self.extent.complete
+
+    @property
+    def tokens(self) -> int | None:
+        """Of the whole request; None: the worker has not told them yet."""
+        return self.extent.tokens
 
     @property
     def state_groups(self) -> frozenset[str]:
@@ -143,77 +146,11 @@ class Sending:
             ConfigError: the pages do not fit the tokens, or a chunk follows the last one; the send
                 is unchanged.
         """
-        if self.complete:
-            raise ConfigError(f"room {self.room}: a chunk follows the one given with last=True")
-        total = self.tokens if tokens is None else tokens
-        if self.tokens is not None and total != self.tokens:
-            raise ConfigError(f"room {self.room}: tokens={tokens} after tokens={self.tokens}")
-        ranges, ends = self._ranges(pages, total, layers, last=last)
-        self.token_ends.update(ends)
-        if last and total is None:
-            states = self.state_groups
-            total = max((end for name, (_, end) in ranges.items() if name not in states), default=0)
-        self.tokens, self.moved = total, True
-        chunk = Chunk(pages, ranges, None if layers is None else tuple(layers), last)
+        checked = self.extent.check(pages, tokens, layers, last=last)
+        self.extent.take(checked)
+        self.moved = True
+        chunk = Chunk(
+            checked.pages, checked.ranges, None if layers is None else tuple(layers), last
+        )
         self.chunks.append(chunk)
         return chunk
-
-    def _ranges(
-        self, pages: dict[str, Pages], total: int | None, layers: list[int] | None, *, last: bool
-    ) -> tuple[Ranges, dict[tuple[str, int | None], int]]:
-        sizes = {group.name: group.page_size for group in self.layout.groups}
-        ranges: Ranges = {}
-        ends: dict[tuple[str, int | None], int] = {}
-        keys: list[int | None] = [None] if layers is None else list(layers)
-        for name, listed in pages.items():
-            if name in self.state_groups:
-                if not last:
-                    raise ConfigError(
-                        f"room {self.room}: ids of state group {name} go with the last chunk, when "
-                        "the state is final"
-                    )
-                ranges[name] = (0, len(listed.ids))
-                continue
-            starts = {self._end(name, key) for key in keys}
-            if len(starts) != 1:
-                raise ConfigError(
-                    f"room {self.room}: layers {layers} of group {name} stand at different tokens "
-                    f"{sorted(starts)}; send them in separate chunks"
-                )
-            first = starts.pop()
-            if listed.first_token and listed.first_token < first:
-                raise ConfigError(
-                    f"room {self.room}: first_token={listed.first_token} of group {name}, but its "
-                    f"earlier chunks end at token {first}; pages are sent once"
-                )
-            first = max(first, listed.first_token)
-            end = first + len(listed.ids) * sizes[name]
-            if total is not None and end > total:
-                spare = (end - total) // sizes[name]
-                if spare:
-                    raise ConfigError(
-                        f"room {self.room}: {len(listed.ids)} page(s) of group {name} from token "
-                        f"{first} on cover {end} tokens, tokens={total} needs {spare} less"
-                    )
-                end = total
-            elif (
-                last
-                and total is not None
-                and end < total
-                and layers is None
-                and not self.shares_pages
-            ):
-                raise ConfigError(
-                    f"room {self.room}: the pages of group {name} end at token {end}, "
-                    f"tokens={total}; give the missing pages or the right tokens"
-                )
-            ranges[name] = (first, end)
-            pages[name] = Pages(listed.ids, first)
-            ends.update({(name, key): end for key in keys})
-        return ranges, ends
-
-    def _end(self, group: str, layer: int | None) -> int:
-        whole = self.token_ends.get((group, None), 0)
-        if layer is None:
-            return max([whole, *(v for (g, _), v in self.token_ends.items() if g == group)])
-        return self.token_ends.get((group, layer), whole)

@@ -106,8 +106,8 @@ SENDS = [
     ({"layers": 5}, "layers=5: must be global layer ids"),
     ({"layers": "x"}, "layers='x': must be global layer ids"),
     ({"layers": [0.5]}, "layers=[0.5]: must be global layer ids"),
-    ({"tokens": "x"}, "tokens='x': must be an integer of at least 1"),
-    ({"tokens": 1 << 70}, "must be an integer of at least 1, below 2**62"),
+    ({"tokens": "x"}, "tokens='x': must be an integer of at least 0"),
+    ({"tokens": 1 << 70}, "must be an integer of at least 0, below 2**62"),
     ({"last": "no"}, "last='no': must be True or False"),
     ({"last": None}, "last=None: must be True or False"),
 ]

@@ -110,6 +110,7 @@ def test_the_surface_is_that_of_the_threaded_client(threaded, tasks):
         "place",
         "wait",
         "wait_returned",
+        "resume",
     }
 
 

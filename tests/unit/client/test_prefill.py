@@ -63,7 +63,7 @@ def test_chunks_and_layers(prefill_agent, prefill):
     chunks = [prefill_agent.next(SendChunk).chunk for _ in range(3)]
     assert [chunk.layers for chunk in chunks] == [[0, 1], [0, 1], None]
     assert [chunk.last for chunk in chunks] == [False, False, True]
-    assert [chunk.groups["full"].first_token for chunk in chunks] == [0, 8, 0]
+    assert [chunk.groups["full"].first_token for chunk in chunks] == [0, 8, 12]
     assert [chunk.tokens for chunk in chunks] == [None, None, 16]
     with pytest.raises(LocalProtocolError, match="last chunk has been sent"):
         sending.send([5])

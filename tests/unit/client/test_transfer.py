@@ -9,7 +9,6 @@ import pytest
 
 from pdxfer import limits
 from pdxfer.client import Commit, State
-from pdxfer.client import book as book_module
 from pdxfer.errors import (
     ConfigError,
     DaemonUnavailableError,
@@ -164,7 +163,6 @@ def test_finished_makes_no_system_call_while_nothing_changes(decode_agent, decod
     with monkeypatch.context() as patch:
         patch.setattr(decode.channel, "_poll", forbidden)
         patch.setattr(decode.channel, "_sock", None)
-        patch.setattr(book_module, "os", None)
         for _ in range(3):
             assert decode.finished() == []
     decode_agent.show(4, State.COMMITTED)

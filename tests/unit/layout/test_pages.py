@@ -28,7 +28,8 @@ def test_ids_are_taken_over_and_kept():
 
 
 @pytest.mark.parametrize(
-    "ids", [[1.5], ["a"], [[1]], 3, [None], [True], [2**64], [2**63], [[1], [1, 2]], [object()]]
+    "ids",
+    [[1.5], ["a"], [[1]], 1.5, [None], [True], [2**64], [2**63], [[1], [1, 2]], [object()]],
 )
 def test_what_are_no_ids(ids):
     with pytest.raises(ConfigError):
@@ -106,3 +107,14 @@ class TestRank:
     def test_what_is_no_rank(self, fields):
         with pytest.raises(ConfigError):
             Rank(**fields)
+
+
+@pytest.mark.parametrize("ids", [3, np.int32(3), np.array(3)])
+def test_one_integer_is_the_id_of_one_page(ids):
+    assert Pages(ids).ids.tolist() == [3]
+
+
+@pytest.mark.parametrize("ids", [True, 1.5, np.array(1.5), "3", None])
+def test_what_is_no_integer_is_no_page(ids):
+    with pytest.raises(ConfigError):
+        Pages(ids)

@@ -59,7 +59,10 @@ class Pair:
 
     def place(self, ids, *, tokens, prefix=0, slot=0):
         self.decode.machine.place(
-            0, slot, GivenPlaces(full(ids), tokens, prefix), now=self.cluster.now
+            0,
+            slot,
+            GivenPlaces({"full": Pages(ids, prefix // PAGE * PAGE)}, tokens, prefix),
+            now=self.cluster.now,
         )
         self.decode.pump()
 

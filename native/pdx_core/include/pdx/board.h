@@ -113,8 +113,8 @@ class BoardWriter : public BoardMapping {
   // Writes the header. The descriptor must be writable: F_SEAL_FUTURE_WRITE comes after this.
   // Readers take the end of the calling thread for the end of the agent.
   BoardWriter(int fd, std::uint32_t slots, const Incarnation& incarnation);
-  // On another thread than the constructor's it leaves the board mapped: that thread's list of held
-  // mutexes goes through it.
+  // On another thread than the constructor's, and not after `end` there, it leaves the board
+  // mapped: that thread's list of held mutexes goes through it.
   ~BoardWriter();
 
   // Tells readers that this agent writes no more. Idempotent.
@@ -128,6 +128,7 @@ class BoardWriter : public BoardMapping {
 
  private:
   const std::thread::id maker_ = std::this_thread::get_id();
+  bool held_ = true;
 };
 
 // The worker's side. Any thread.
