@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -46,13 +45,11 @@ def remove_left() -> None:
 
 
 def _remove_if_left(path: Path) -> None:
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        return
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
+        if os.fstat(folder).st_uid == os.geteuid():
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(folder)
 

@@ -14,6 +14,7 @@ from pdxfer.errors import ConfigError, ResourceError
 from pdxfer.local.folder import PREFIX, OwnFolder, remove_left
 from tests.integration.test_daemons import cross
 from tests.support.caches import SeededCache, small
+from tests.support.forks import in_fork
 
 WAIT_S = 60
 LANES = ("tcp",)
@@ -25,7 +26,10 @@ from pdxfer.client import DecodeClient, PrefillClient, State
 from tests.support.caches import SeededCache, small
 
 def config(role):
-    return embedded.AgentConfig(role=role, socket_path="", lanes=("tcp",))
+    "A drain would take longer than the test."
+    return embedded.AgentConfig(
+        role=role, socket_path="", lanes=("tcp",), drain_deadline_s=1000.0
+    )
 
 def live():
     "An agent with a transfer that waits, and nobody who closes anything."
@@ -157,9 +161,15 @@ def test_folders_of_the_living_and_what_is_no_folder_of_ours_stay(tmp_path, monk
         f"{PREFIX}link",
         "other",
     }
+    assert in_fork(living.close) is None
+    assert Path(living.path).name in left_in(tmp_path)
     living.close()
     living.close()
     assert Path(living.path).name not in left_in(tmp_path)
+    (tmp_path / f"{PREFIX}of-another-user").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    remove_left()
+    assert f"{PREFIX}of-another-user" in left_in(tmp_path)
 
 
 def test_a_folder_taken_for_dead_before_it_was_locked_is_made_anew(tmp_path, monkeypatch):
