@@ -83,7 +83,10 @@ PLACE = Place(
             first_token=32, encoding="i4", ids=bytes.fromhex("050000000900000001000000")
         ),
         "swa": GroupPages(
-            first_token=256, encoding="r8", ids=bytes.fromhex("00000000010000000300000000000000")
+            first_token=256,
+            encoding="r8",
+            ids=bytes.fromhex("00000000010000000300000000000000"),
+            skipped=bytes.fromhex("08010000000000001801000000000000"),
         ),
     },
 )
@@ -214,7 +217,7 @@ SAMPLES: dict[str, Envelope | CommitPayload] = {
             generation=7,
             source_worker=0,
             number=0,
-            ranges={"full": TokenRange(first=32, end=304)},
+            ranges={"full": [TokenRange(first=32, end=304)]},
             layers=[0, 1, 2, 3],
             length_bytes=557056,
             last=False,
@@ -228,8 +231,8 @@ SAMPLES: dict[str, Envelope | CommitPayload] = {
             source_worker=0,
             number=1,
             ranges={
-                "swa": TokenRange(first=256, end=300),
-                "full": TokenRange(first=304, end=320),
+                "swa": [TokenRange(first=256, end=264), TokenRange(first=280, end=300)],
+                "full": [TokenRange(first=304, end=320)],
             },
             length_bytes=32768,
             last=True,

@@ -6,8 +6,8 @@ from pdxfer.layout import Pages
 from pdxfer.local.messages import Chunk, HeldTransfer, Places
 from pdxfer.protocol.decode.inherited import Inheritance
 from pdxfer.protocol.given import GivenChunk, GivenPlaces
+from pdxfer.protocol.group_pages import unpack_group
 from pdxfer.wire.messages import GroupPages
-from pdxfer.wire.pages import unpack_ids
 
 
 def given_chunk(chunk: Chunk) -> GivenChunk:
@@ -48,7 +48,4 @@ def inheritance(worker: int, held: HeldTransfer, prefill: tuple[str, ...]) -> In
 
 
 def _pages(groups: dict[str, GroupPages]) -> dict[str, Pages]:
-    return {
-        name: Pages(unpack_ids(group.encoding, group.ids), group.first_token)
-        for name, group in groups.items()
-    }
+    return {name: unpack_group(group) for name, group in groups.items()}

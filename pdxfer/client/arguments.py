@@ -111,6 +111,14 @@ def check_count(name: str, value: int, least: int) -> int:
     return number
 
 
+def check_id(name: str, value: int) -> int:
+    """The value. Raises: ConfigError unless it is an integer that a page id can be compared to."""
+    number = _integer(value)
+    if number is None or not -_COUNT_END < number < _COUNT_END:
+        raise ConfigError(f"{name}={shown(value)}: must be an integer, or None")
+    return number
+
+
 def check_flag(name: str, value: bool) -> bool:
     """The value. Raises: ConfigError unless it is True or False."""
     if not isinstance(value, bool):

@@ -6,15 +6,17 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pdxfer import limits
-from pdxfer.client.arguments import shown
+from pdxfer.client.arguments import check_id, shown
 from pdxfer.errors import ConfigError, ResourceError
 from pdxfer.layout import Pages, as_group_pages, check_page_ids
-from pdxfer.wire.messages import GroupPages
-from pdxfer.wire.pages import pack_ids
+from pdxfer.protocol.group_pages import pack_group
 
 if TYPE_CHECKING:
     from pdxfer.layout import Group, KVLayout
+    from pdxfer.wire.messages import GroupPages
 
 
 def token_groups(layout: KVLayout) -> list[Group]:
@@ -23,7 +25,12 @@ def token_groups(layout: KVLayout) -> list[Group]:
 
 
 def normalise(
-    layout: KVLayout, pages: object, first_tokens: Mapping[str, int], *, unique: bool = False
+    layout: KVLayout,
+    pages: object,
+    first_tokens: Mapping[str, int],
+    *,
+    unique: bool = False,
+    null_page: int | None = None,
 ) -> dict[str, Pages]:
     """What a caller gave as `pages`, by group, checked.
 
@@ -33,16 +40,20 @@ def normalise(
             they begin.
         first_tokens: by group, the token where plain ids begin.
         unique: refuse an id that appears twice, as written pages must.
+        null_page: the id that stands for no page in token groups; None: there is none.
 
     Raises: ConfigError naming the group, the id, its position and the range; ResourceError when
         there are too many for one message.
     """
     placed = {}
     for name, given in as_group_pages(layout, pages).items():
-        check_page_ids(layout, name, given.ids, unique=unique)
         first = first_tokens.get(name, 0)
         stated = isinstance(pages[name] if isinstance(pages, Mapping) else pages, Pages)
-        placed[name] = given if stated or not first else Pages(given.ids, first)
+        listed = given if stated else given.at(first)
+        if null_page is not None:
+            listed = _without_null(layout.group_by_name[name], listed, null_page)
+        check_page_ids(layout, name, listed.ids, unique=unique)
+        placed[name] = listed
     count = sum(len(given.ids) for given in placed.values())
     if count > limits.PAGES_PER_MESSAGE_MAX:
         raise ResourceError(
@@ -52,10 +63,38 @@ def normalise(
     return placed
 
 
+def _without_null(group: Group, listed: Pages, null_page: int) -> Pages:
+    """The pages without those that are none; states have no such.
+
+    Raises: ConfigError: the id is one of a page.
+    """
+    null = check_id("null_page", null_page)
+    if group.kind != "token":
+        return listed
+    if group.reserved_pages <= null < group.pages:
+        raise ConfigError(
+            f"null_page={null} is a page of group {group.name}, whose ids are "
+            f"{group.reserved_pages} <= id < {group.pages}: only an id that is none can stand for "
+            "no page"
+        )
+    is_null = listed.ids == null
+    if not is_null.any():
+        return listed
+    if listed.skipped:
+        raise ConfigError(
+            f"group {group.name}: null_page={null} goes with a list of ids, not with "
+            "Pages(skipped=...)"
+        )
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], is_null, [False])))).reshape(-1, 2)
+    tokens = (edges * group.page_size + listed.first_token).tolist()
+    skipped = tuple((first, end) for first, end in tokens)
+    return Pages(listed.ids[~is_null], listed.first_token, skipped)
+
+
 def end_token(layout: KVLayout, groups: Mapping[str, Pages]) -> int | None:
     """The token behind the last page of the groups that have tokens; None without such pages."""
     ends = [
-        groups[group.name].first_token + len(groups[group.name].ids) * group.page_size
+        groups[group.name].end_token(group.page_size)
         for group in token_groups(layout)
         if group.name in groups
     ]
@@ -79,8 +118,4 @@ def check_layers(layout: KVLayout, layers: Iterable[int]) -> list[int]:
 
 def pack(groups: Mapping[str, Pages]) -> dict[str, GroupPages]:
     """As they travel."""
-    packed = {}
-    for name, given in groups.items():
-        encoding, ids = pack_ids(given.ids)
-        packed[name] = GroupPages(first_token=given.first_token, encoding=encoding, ids=ids)
-    return packed
+    return {name: pack_group(listed) for name, listed in groups.items()}

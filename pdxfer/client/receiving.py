@@ -48,6 +48,7 @@ class ReceivingRecord(TransferRecord):
         tokens: int | None = None,
         prefix_tokens: int = 0,
         trim: bool = False,
+        null_page: int | None = None,
     ) -> None:
         """Say where the cache goes; once. The pages are the agent's until `pages_returned`.
 
@@ -59,6 +60,9 @@ class ReceivingRecord(TransferRecord):
             prefix_tokens: tokens that are in the pool already, and are not sent.
             trim: leave out the last page of a token group whose list has one page more than
                 `tokens` needs; a list that is longer still is refused.
+            null_page: an id that stands for no page in the lists of token groups: its tokens are
+                counted, and skipped. It must be none that a page can have. Decode may skip what
+                prefill has; a page that decode names and prefill skips fails the transfer.
 
         Raises:
             ConfigError: a page id out of range, a list too short or too long; nothing was placed.
@@ -71,7 +75,9 @@ class ReceivingRecord(TransferRecord):
         """
         self._check_not_placed()
         layout = self._client.layout
-        places = places_of(layout, self.room, pages, tokens, prefix_tokens, trim=trim)
+        places = places_of(
+            layout, self.room, pages, tokens, prefix_tokens, trim=trim, null_page=null_page
+        )
         await self._raise_failure()
         self._check_not_placed()
         message = PlacePages(
@@ -119,6 +125,7 @@ class DecodeBook(Book[R], Generic[R]):
         wait: bool = True,
         tag: object = None,
         trim: bool = False,
+        null_page: int | None = None,
     ) -> R:
         """Bind a room to this worker, before or after prefill sends.
 
@@ -137,6 +144,7 @@ class DecodeBook(Book[R], Generic[R]):
                 the transfer that is returned, which is FAILED.
             tag: kept at the transfer's `tag`, for the caller alone.
             trim: of the pages, as in `Receiving.place`.
+            null_page: of the pages, as in `Receiving.place`.
 
         Raises:
             LayoutMismatchError: the pair has been refused.
@@ -160,5 +168,6 @@ class DecodeBook(Book[R], Generic[R]):
             unreachable_s=unreachable_s,
             must_exist=must_exist,
             trim=trim,
+            null_page=null_page,
         )
         return await self._open_transfer(message, tag, wait=wait)

@@ -93,6 +93,7 @@ def chunk_of(  # noqa: PLR0913 the surface of `send`
     last: bool,
     aux: bytes,
     trim: bool,
+    null_page: int | None,
 ) -> tuple[Chunk, ChunkExtent]:
     """Check and pack what a chunk is, behind the earlier ones of its send; `extent` stays as it is.
 
@@ -102,7 +103,7 @@ def chunk_of(  # noqa: PLR0913 the surface of `send`
     if tokens is not None:
         tokens = check_count("tokens", tokens, 0)
     chosen = None if layers is None else check_layers(layout, layers)
-    groups = normalise(layout, pages, {})
+    groups = normalise(layout, pages, {}, null_page=null_page)
     trim = check_flag("trim", trim)
     covered = extent.check(groups, tokens, chosen, last=last, trim=trim)
     chunk = Chunk(groups=pack(covered.pages), tokens=tokens, layers=chosen, last=last, aux=carried)
@@ -128,6 +129,7 @@ def receive_message(  # noqa: PLR0913 the surface of `receive`
     unreachable_s: float | None,
     must_exist: bool,
     trim: bool,
+    null_page: int | None,
 ) -> OpenReceive:
     """Without its board slot, which is chosen last.
 
@@ -136,7 +138,9 @@ def receive_message(  # noqa: PLR0913 the surface of `receive`
     room = check_room(room)
     place = None
     if pages is not None:
-        place = places_of(layout, room, pages, tokens, prefix_tokens, trim=trim)
+        place = places_of(
+            layout, room, pages, tokens, prefix_tokens, trim=trim, null_page=null_page
+        )
     elif tokens is not None or prefix_tokens or trim:
         raise ConfigError("tokens, prefix_tokens and trim go with the pages: give them to place()")
     return OpenReceive(
@@ -162,6 +166,7 @@ def places_of(
     prefix_tokens: int,
     *,
     trim: bool,
+    null_page: int | None,
 ) -> Places:
     """Check and pack where a request goes.
 
@@ -175,7 +180,7 @@ def places_of(
         group.name: prefix_tokens // group.page_size * group.page_size
         for group in token_groups(layout)
     }
-    groups = normalise(layout, pages, starts, unique=True)
+    groups = normalise(layout, pages, starts, unique=True, null_page=null_page)
     if tokens is None:
         tokens = end_token(layout, groups)
         if not tokens:

@@ -99,7 +99,7 @@ class SendingRecord(TransferRecord):
         self.holds_pages = True
         self._chunks_sent += 1
 
-    async def _send(
+    async def _send(  # noqa: PLR0913 the surface
         self,
         pages: object,
         *,
@@ -109,6 +109,7 @@ class SendingRecord(TransferRecord):
         aux: bytes = b"",
         after: object = None,
         trim: bool = False,
+        null_page: int | None = None,
     ) -> None:
         """Send a chunk; returns once the agent has it. The pages are the agent's until SENT.
 
@@ -122,6 +123,9 @@ class SendingRecord(TransferRecord):
             aux: handed to the decode worker with the commit, at most `limits.AUX_BYTES_MAX`.
             trim: leave out the last page of a token group whose list has one page more than
                 `tokens` needs; a list that is longer still is refused.
+            null_page: an id that stands for no page in the lists of token groups: its tokens are
+                counted, and skipped. It must be none that a page can have. Decode may skip what
+                prefill has; a page that decode names and prefill skips fails the transfer.
             after: a GPU event, waited for first: the work that fills the pages. A sync client calls
                 its `synchronize()` on this thread; an async one asks its `query()`, at most for
                 the client's `timeout_s`.
@@ -152,6 +156,7 @@ class SendingRecord(TransferRecord):
             last=last,
             aux=aux,
             trim=trim,
+            null_page=null_page,
         )
         if after is not None:
             await self._wait_for(after)
@@ -233,6 +238,7 @@ class PrefillBook(Book[S], Generic[S]):
         wait: bool = True,
         tag: object = None,
         trim: bool = False,
+        null_page: int | None = None,
     ) -> S:
         """`open` and the first `send` of what it returns, in one message; raises what they raise.
 
@@ -249,6 +255,7 @@ class PrefillBook(Book[S], Generic[S]):
             last=last,
             aux=aux,
             trim=trim,
+            null_page=null_page,
         )
         message = open_message(self.channel.new_request(), room, deadline_s, lease_s, chunk)
         sending = await self._open_transfer(message, tag, wait=wait)

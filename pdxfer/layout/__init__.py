@@ -34,11 +34,12 @@ from pdxfer.layout.compiled import Batches, Plan
 from pdxfer.layout.groups import Group
 from pdxfer.layout.kv_layout import KVLayout
 from pdxfer.layout.ownership import Owned, OwnedCells, PageShare, cover
-from pdxfer.layout.pages import Pages, as_group_pages, check_page_ids
+from pdxfer.layout.pages import Pages, as_group_pages, check_page_ids, kept
 from pdxfer.layout.planes import Plane, RegionSpec
 from pdxfer.layout.planned_chunk import PlannedChunk
 from pdxfer.layout.planner import plan
 from pdxfer.layout.rank import Rank
+from pdxfer.layout.request import Moved
 from pdxfer.layout.summary import GroupSummary, PlanSummary
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Group",
     "GroupSummary",
     "KVLayout",
+    "Moved",
     "Owned",
     "OwnedCells",
     "PageShare",
@@ -70,6 +72,7 @@ __all__ = [
     "host_layout",
     "join_parts",
     "k_only",
+    "kept",
     "layer_first",
     "mla",
     "mxfp8",

@@ -67,21 +67,21 @@ def pieces_in_order(
     groups: Mapping[str, PlannedGroup],
     pairs: Sequence[RankedPair],
     own: OwnPages,
-    ranges: Mapping[str, tuple[int, int]],
+    spans: Mapping[str, Sequence[tuple[int, int]]],
     layers: Collection[int] | None,
 ) -> NDArray[np.int64]:
     """The bytes of a chunk in canonical order, in the memory of one side.
 
-    Args:    pairs: of the plan, from `ranked_pairs`. ranges: `[first, end)` of each
-             group that moves, to the byte: ends are not rounded here. layers: global layers that
-             move; None: all.
+    Args:    pairs: of the plan, from `ranked_pairs`. spans: the ranges `[first, end)` of each
+             group that move, in order, to the byte: ends are not rounded here. layers: global
+             layers that move; None: all.
     Shapes:  int64 [n, 3]: region, offset, length (bytes). Neighbours in memory are one piece.
     Cost:    numpy operations over all cells of the chunk.
     """
     found = [np.zeros((0, 3), dtype=np.int64)]
-    for name in sorted(ranges, key=str.encode):
-        group, span = groups.get(name), ranges[name]
-        if group is None or span[0] >= span[1]:
+    for name in sorted(spans, key=str.encode):
+        group = groups.get(name)
+        if group is None:
             continue
         mine = [
             (rank, pair)
@@ -89,7 +89,11 @@ def pieces_in_order(
             if pair.destination.group == name
             and (layers is None or pair.destination.layer in layers)
         ]
-        found.append(_group_pieces(group, mine, own, name, span))
+        side = group.source if own.is_source else group.destination
+        which = "source" if own.is_source else "destination"
+        for span in spans[name]:
+            listed = own.pages[name].stretch(side, span, which)
+            found.append(_group_pieces(group, mine, own, listed, span))
     return _merged(np.concatenate(found))
 
 
@@ -97,10 +101,10 @@ def _group_pieces(
     group: PlannedGroup,
     pairs: list[RankedPair],
     own: OwnPages,
-    name: str,
+    listed: Pages,
     tokens: tuple[int, int],
 ) -> NDArray[np.int64]:
-    listed = own.pages[name]
+    name = group.destination.name
     size = (group.source if own.is_source else group.destination).page_size
     token = np.arange(*tokens, dtype=np.int64)
     page = (token - own.destination_first.get(name, 0)) // group.destination.page_size

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
@@ -19,7 +19,15 @@ from pdxfer.layout.native_plan import compile_plan, native_errors
 from pdxfer.layout.outline import Outline
 from pdxfer.layout.pages import Pages, as_group_pages, check_ids
 from pdxfer.layout.planned_groups import PlanePair, PlannedGroup, planned_groups
-from pdxfer.layout.request import TokenRange, checked_range, find_group, read_request
+from pdxfer.layout.request import (
+    Moved,
+    TokenRange,
+    are_several,
+    checked_range,
+    find_group,
+    read_request,
+    spans_of,
+)
 from pdxfer.layout.summary import GroupSummary, PlanSummary, lane_hint
 
 if TYPE_CHECKING:
@@ -106,7 +114,7 @@ class Plan:
         self,
         source: Mapping[str, Pages],
         destination: Mapping[str, Pages],
-        token_ranges: Mapping[str, TokenRange],
+        token_ranges: Mapping[str, Moved],
         layers: Iterable[int] | None = None,
         batch_bytes: int = limits.BATCH_BYTES,
     ) -> Batches:
@@ -116,9 +124,10 @@ class Plan:
         batches have about `batch_bytes`, within which a run that grows over pages stays.
 
         Args:    source, destination: the pages of each group. token_ranges: the tokens `[first,
-                 end)` of each group that moves, positions of ids in a state group; an end is
-                 rounded up to the page end where pages on both sides cover the same tokens. layers:
-                 global layers of the source that move; None: all. batch_bytes: size of a batch.
+                 end)` of each group that moves, positions of ids in a state group; a list of such
+                 ranges where pages between them are skipped. An end is rounded up to the page end
+                 where pages on both sides cover the same tokens. layers: global layers of the
+                 source that move; None: all. batch_bytes: size of a batch.
         Returns: runs that never overlap at the destination; none where this pair owes nothing.
         Raises:  ConfigError: ids outside of `reserved_pages <= id < pages` or repeated at the
                  destination, page lists that are too short, unknown groups or layers, a tile that
@@ -167,7 +176,7 @@ class Plan:
         self,
         source: Mapping[str, Pages],
         destination: Mapping[str, Pages],
-        token_ranges: Mapping[str, TokenRange],
+        token_ranges: Mapping[str, Moved],
         layers: Iterable[int] | None = None,
     ) -> Outline:
         """The runs of a request in outline, for `pdxfer.cuda.descriptors` to fill in on a GPU.
@@ -199,7 +208,7 @@ class Plan:
 
     def length_bytes(
         self,
-        token_ranges: Mapping[str, TokenRange],
+        token_ranges: Mapping[str, Moved],
         source_first: Mapping[str, int] | None = None,
         destination_first: Mapping[str, int] | None = None,
         layers: Iterable[int] | None = None,
@@ -213,22 +222,23 @@ class Plan:
         """
         chosen = self._chosen_layers(layers)
         total = 0
-        for name, (first, end) in token_ranges.items():
+        for name, moved in token_ranges.items():
             group = self._planned_group(name)
-            if group is None or first >= end:
+            if group is None:
                 continue
-            stop = group.rounded_end(
-                end, (source_first or {}).get(name, 0), (destination_first or {}).get(name, 0)
-            )
-            total += (stop - first) * group.row_bytes.of(chosen)
-            total += (stop - first) // group.destination.page_size * group.page_bytes.of(chosen)
+            firsts = ((source_first or {}).get(name, 0), (destination_first or {}).get(name, 0))
+            rows, pages = group.row_bytes.of(chosen), group.page_bytes.of(chosen)
+            for first, end in spans_of(moved):
+                if first < end:
+                    tokens = group.rounded_end(end, *firsts) - first
+                    total += tokens * rows + tokens // group.destination.page_size * pages
         return total
 
     def source_pieces(
         self,
         source: Mapping[str, Pages],
         destination_first: Mapping[str, int],
-        token_ranges: Mapping[str, TokenRange],
+        token_ranges: Mapping[str, Moved],
         layers: Iterable[int] | None = None,
     ) -> NDArray[np.int64]:
         """The bytes of a chunk in canonical order, where they are in the source's memory.
@@ -245,7 +255,7 @@ class Plan:
     def destination_pieces(
         self,
         destination: Mapping[str, Pages],
-        token_ranges: Mapping[str, TokenRange],
+        token_ranges: Mapping[str, Moved],
         layers: Iterable[int] | None = None,
     ) -> NDArray[np.int64]:
         """The bytes of a chunk in canonical order, where they go in the destination's memory.
@@ -262,10 +272,10 @@ class Plan:
 
     def rounded(
         self,
-        token_ranges: Mapping[str, TokenRange],
+        token_ranges: Mapping[str, Moved],
         source_first: Mapping[str, int],
         destination_first: Mapping[str, int],
-    ) -> dict[str, TokenRange]:
+    ) -> dict[str, Moved]:
         """The ranges of groups that this plan moves, each end where the bytes really end.
 
         That is the page end where pages on both sides cover the same tokens. A receiver, which
@@ -274,26 +284,32 @@ class Plan:
         Args:    source_first, destination_first: `Pages.first_token` by group; 0 where left out.
         Raises:  ConfigError: an unknown group, a range that is none.
         """
-        found: dict[str, TokenRange] = {}
-        for name, span in token_ranges.items():
-            first, end = checked_range(name, span)
+        found: dict[str, Moved] = {}
+        for name, moved in token_ranges.items():
+            spans = [checked_range(name, span) for span in spans_of(moved)]
             group = self._planned_group(name)
-            if group is None or first >= end:
-                continue
             firsts = (source_first.get(name, 0), destination_first.get(name, 0))
-            found[name] = (first, group.rounded_end(end, *firsts))
+            exact = [
+                (first, group.rounded_end(end, *firsts))
+                for first, end in spans
+                if group is not None and first < end
+            ]
+            if exact:
+                found[name] = exact if are_several(moved) else exact[0]
         return found
 
     def _pieces(
         self,
         own: OwnPages,
-        ranges: Mapping[str, TokenRange],
+        ranges: Mapping[str, Moved],
         layers: Iterable[int] | None,
     ) -> NDArray[np.int64]:
         chosen = self._chosen_layers(layers)
-        for name, (first, end) in ranges.items():
+        spans: dict[str, list[TokenRange]] = {}
+        for name, moved in ranges.items():
             group = self._planned_group(name)
-            if group is None or first >= end:
+            spans[name] = [span for span in spans_of(moved) if span[0] < span[1]]
+            if group is None or not spans[name]:
                 continue
             side = group.source if own.is_source else group.destination
             listed = own.pages.get(name)
@@ -301,14 +317,15 @@ class Plan:
             if listed is None:
                 raise ConfigError(f"{which} pages of group {name} are missing")
             check_ids(side, listed.ids, unique=not own.is_source, side=which)
-            reach = listed.first_token + len(listed) * side.page_size
-            if first < listed.first_token or end > reach:
+            begin, reach = listed.first_token, listed.end_token(side.page_size)
+            first, end = spans[name][0][0], spans[name][-1][1]
+            if first < begin or end > reach:
                 raise ConfigError(
-                    f"{which} pages of group {name} hold tokens [{listed.first_token}, {reach}), "
-                    f"the range is [{first}, {end})"
+                    f"{which} pages of group {name} hold tokens [{begin}, {reach}), the range is "
+                    f"[{first}, {end})"
                 )
         pairs = ranked_pairs(self._pairs, self.owned)
-        return pieces_in_order(self._groups, pairs, own, ranges, chosen)
+        return pieces_in_order(self._groups, pairs, own, spans, chosen)
 
     @cached_property
     def runs_per_page(self) -> float:
@@ -360,11 +377,57 @@ class Plan:
         self,
         source: Mapping[str, Pages],
         destination: Mapping[str, Pages],
-        ranges: Mapping[str, TokenRange],
+        ranges: Mapping[str, Moved],
         layers: Iterable[int] | None,
         batch_bytes: int,
     ) -> Batches:
         chosen = None if layers is None else sorted(self._chosen_layers(layers) or ())
+        listed = [*source.values(), *destination.values()]
+        if any(are_several(moved) for moved in ranges.values()) or any(
+            pages.skipped for pages in listed
+        ):
+            return self._stretches(source, destination, ranges, chosen, batch_bytes)
+        plain = cast("Mapping[str, TokenRange]", ranges)
+        return self._unbroken(source, destination, plain, chosen, batch_bytes)
+
+    def _stretches(
+        self,
+        source: Mapping[str, Pages],
+        destination: Mapping[str, Pages],
+        ranges: Mapping[str, Moved],
+        chosen: list[int] | None,
+        batch_bytes: int,
+    ) -> Batches:
+        """The runs between pages that are skipped, one stretch of tokens after the other."""
+        read_request(self._groups, self._unmoved, source, destination, ranges)
+        found: list[Batches] = []
+        for name, moved in ranges.items():
+            group = self._planned_group(name)
+            if group is None:
+                continue
+            check_ids(group.destination, destination[name].ids, unique=True, side="destination")
+            for span in spans_of(moved):
+                mine = {name: source[name].stretch(group.source, span, "source")}
+                theirs = {name: destination[name].stretch(group.destination, span, "destination")}
+                found.append(self._unbroken(mine, theirs, {name: span}, chosen, batch_bytes))
+        rows = np.cumsum([0, *(len(each.runs) for each in found)])
+        runs = np.concatenate([np.zeros((0, 5), np.int64), *(each.runs for each in found)])
+        if len(runs) > limits.RUNS_PER_REQUEST_MAX:
+            raise ResourceError(
+                f"{len(runs)} runs between skipped pages, at most {limits.RUNS_PER_REQUEST_MAX}"
+            )
+        splits = [each.splits[1:] + at for each, at in zip(found, rows, strict=False)]
+        length = sum(each.length_bytes for each in found)
+        return Batches(runs, np.concatenate([np.zeros(1, np.int64), *splits]), length)
+
+    def _unbroken(
+        self,
+        source: Mapping[str, Pages],
+        destination: Mapping[str, Pages],
+        ranges: Mapping[str, TokenRange],
+        chosen: list[int] | None,
+        batch_bytes: int,
+    ) -> Batches:
         if not self._unmoved.isdisjoint(ranges):
             ranges = {name: span for name, span in ranges.items() if name not in self._unmoved}
         try:

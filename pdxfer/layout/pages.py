@@ -24,13 +24,16 @@ class Pages:
 
     Shapes:  ids: int64 [pages], read-only; any one-dimensional array of integers is taken, and one
              integer for one page.
-    Units:   first_token: the token of the request that row 0 of the first page stands for.
-    Raises:  ConfigError: ids that are no integers of 63 bits in one dimension, or a negative
-             first_token.
+    Units:   first_token: the token of the request that row 0 of the first page stands for, which
+             may be a page that is skipped. skipped: ranges `[first, end)` of tokens, whole pages
+             and in order, for which there is no page; `ids` does not hold any for them.
+    Raises:  ConfigError: ids that are no integers of 63 bits in one dimension, a negative
+             first_token, ranges that are empty, overlap or begin before first_token.
     """
 
     ids: NDArray[np.int64]
     first_token: int = 0
+    skipped: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", _as_ids(self.ids))
@@ -38,9 +41,90 @@ class Pages:
             raise ConfigError(f"first_token is {self.first_token!r}; it must be an int")
         if not 0 <= self.first_token < 1 << 62:
             raise ConfigError(f"first_token is {self.first_token}; it must be 0 or more")
+        least = self.first_token
+        for first, end in self.skipped:
+            if not least <= first < end < 1 << 62:
+                raise ConfigError(
+                    f"skipped tokens [{first}, {end}): ranges begin at token {least} or later, are "
+                    "not empty, and come in order"
+                )
+            least = end
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def end_token(self, page_size: int) -> int:
+        """The token behind the last page, be it skipped or not."""
+        skipped = sum(end - first for first, end in self.skipped)
+        return self.first_token + len(self.ids) * page_size + skipped
+
+    def at(self, first_token: int) -> Pages:
+        """The same pages, the first of them at another token."""
+        if first_token == self.first_token:
+            return self
+        by = first_token - self.first_token
+        return Pages(self.ids, first_token, tuple((a + by, b + by) for a, b in self.skipped))
+
+    def without_last(self, page_size: int) -> Pages:
+        """All but the last page, be it skipped or not."""
+        end = self.end_token(page_size)
+        if not self.skipped or self.skipped[-1][1] < end:
+            return Pages(self.ids[:-1], self.first_token, self.skipped)
+        *before, (first, last) = self.skipped
+        rest = [(first, last - page_size)] if last - page_size > first else []
+        return Pages(self.ids, self.first_token, (*before, *rest))
+
+    def check_skipped(self, group: Group) -> None:
+        """Refuse skipped tokens that are no whole pages of the group, or lie behind its last page.
+
+        Raises:  ConfigError naming the group and the tokens.
+        """
+        size, end = group.page_size, self.end_token(group.page_size)
+        for first, stop in self.skipped:
+            aligned = (first - self.first_token) % size == 0 == (stop - first) % size
+            if not aligned or stop > end:
+                raise ConfigError(
+                    f"skipped tokens [{first}, {stop}) of group {group.name} are no whole pages of "
+                    f"{size} tokens within [{self.first_token}, {end})"
+                )
+
+    def stretch(self, group: Group, span: tuple[int, int], side: str) -> Pages:
+        """The pages around a range of tokens, between those that are skipped.
+
+        Args:    side: `source` or `destination`, for the error text.
+        Raises:  ConfigError: tokens of the range are skipped.
+        """
+        if not self.skipped:
+            return self
+        self.check_skipped(group)
+        size, begin, at = group.page_size, self.first_token, 0
+        for first, end in (*self.skipped, (self.end_token(group.page_size), 1 << 62)):
+            count = (first - begin) // size
+            if begin <= span[0] and span[1] <= max(first, begin):
+                return Pages(self.ids[at : at + count], begin)
+            if span[0] < end:
+                break
+            begin, at = end, at + count
+        gaps = ", ".join(f"[{a}, {b})" for a, b in self.skipped if a < span[1] and span[0] < b)
+        raise ConfigError(
+            f"{side} pages of group {group.name} skip tokens {gaps or 'none'}, the range is "
+            f"[{span[0]}, {span[1]})",
+            fields={"group": group.name, "skipped": gaps},
+        )
+
+
+def kept(span: tuple[int, int], skipped: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """What is left of a range of tokens without those that are skipped."""
+    left, (begin, stop) = [], span
+    for first, end in skipped:
+        if end <= begin or first >= stop:
+            continue
+        if begin < first:
+            left.append((begin, first))
+        begin = end
+    if begin < stop:
+        left.append((begin, stop))
+    return left
 
 
 def _as_ids(ids: object) -> NDArray[np.int64]:

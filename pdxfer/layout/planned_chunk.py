@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pdxfer.layout.pages import Pages
+from pdxfer.layout.request import spans_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from pdxfer.layout.compiled import Batches, Plan
-    from pdxfer.layout.request import TokenRange
+    from pdxfer.layout.request import Moved, TokenRange
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +26,8 @@ class PlannedChunk:
     """What one source worker moves of one chunk into one destination worker.
 
     Shapes: `source` and `destination` are pages by group; `ranges` is `[first, end)` of each group
-        that moves (tokens; positions of ids in a state group); `layers` are global layers, None
+        that moves (tokens; positions of ids in a state group), a list where pages between ranges
+        are skipped; `layers` are global layers, None
         means all.
     Units: `first_byte` is the offset of the first byte in the canonical order of the whole chunk;
         `whole` are the ranges of the whole chunk.
@@ -34,10 +36,10 @@ class PlannedChunk:
     plan: Plan
     source: Mapping[str, Pages]
     destination: Mapping[str, Pages]
-    ranges: Mapping[str, TokenRange]
+    ranges: Mapping[str, Moved]
     layers: tuple[int, ...] | None = None
     first_byte: int = 0
-    whole: Mapping[str, TokenRange] | None = None
+    whole: Mapping[str, Moved] | None = None
     """The ranges of the whole chunk; None where this is all of it."""
 
     @property
@@ -51,7 +53,7 @@ class PlannedChunk:
         )
 
     @property
-    def exact_ranges(self) -> dict[str, TokenRange]:
+    def exact_ranges(self) -> dict[str, Moved]:
         """The ranges with each end where the bytes really end; what a placing receiver is told.
 
         Raises: ConfigError: an unknown group, a range that is none.
@@ -60,7 +62,7 @@ class PlannedChunk:
         return self.plan.rounded(self.chunk_ranges, *firsts)
 
     @property
-    def chunk_ranges(self) -> Mapping[str, TokenRange]:
+    def chunk_ranges(self) -> Mapping[str, Moved]:
         """The ranges of the whole chunk, of which this may be an interval."""
         return self.ranges if self.whole is None else self.whole
 
@@ -89,7 +91,7 @@ class PlannedChunk:
             return
         first_byte = self.first_byte
         for name in sorted(self.ranges, key=str.encode):
-            for span in self._spans(name, pages_max):
+            for span in self._steps(name, pages_max):
                 part = replace(
                     self, ranges={name: span}, first_byte=first_byte, whole=self.chunk_ranges
                 )
@@ -100,10 +102,13 @@ class PlannedChunk:
     def pages(self) -> int:
         """Destination pages that the ranges touch; states count one an id."""
         sizes = {group.name: group.page_size for group in self.plan.destination.groups}
-        return sum(-(-(end - first) // sizes[name]) for name, (first, end) in self.ranges.items())
+        return sum(
+            -(-(end - first) // sizes[name])
+            for name, moved in self.ranges.items()
+            for first, end in spans_of(moved)
+        )
 
-    def _spans(self, name: str, pages_max: int) -> Iterator[TokenRange]:
-        first, end = self.ranges[name]
+    def _steps(self, name: str, pages_max: int) -> Iterator[TokenRange]:
         sizes = [
             next(group.page_size for group in layout.groups if group.name == name)
             for layout in (self.plan.source, self.plan.destination)
@@ -111,11 +116,13 @@ class PlannedChunk:
         listed = self.destination.get(name)
         begin_of_pages = listed.first_token if listed is not None else 0
         step = pages_max * sizes[1]
-        while first < end:
-            # Up to a page end of the destination, so that stretches are whole pages there.
-            stop = begin_of_pages + ((first - begin_of_pages) // sizes[1]) * sizes[1] + step
-            yield first, min(stop, end)
-            first = min(stop, end)
+        for first, end in spans_of(self.ranges[name]):
+            at = first
+            while at < end:
+                # Up to a page end of the destination, so that stretches are whole pages there.
+                stop = begin_of_pages + ((at - begin_of_pages) // sizes[1]) * sizes[1] + step
+                yield at, min(stop, end)
+                at = min(stop, end)
 
 
 def _firsts(pages: Mapping[str, Pages]) -> dict[str, int]:

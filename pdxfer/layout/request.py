@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from pdxfer.errors import ConfigError
 from pdxfer.layout.pages import check_ids
@@ -27,6 +27,9 @@ _TOKEN_END: Final = 1 << 62
 TokenRange = tuple[int, int]
 """A range `[first, end)` of tokens of the request; of positions of ids in a state group."""
 
+Moved = TokenRange | list[TokenRange]
+"""What moves of a group: one range, or several in order where pages between them are skipped."""
+
 GroupRequest = tuple[int, "NDArray[np.int64]", int, "NDArray[np.int64]", int, int, int]
 
 
@@ -44,7 +47,7 @@ def read_request(
     unmoved: Collection[str],
     source: Mapping[str, Pages],
     destination: Mapping[str, Pages],
-    ranges: Mapping[str, TokenRange],
+    ranges: Mapping[str, Moved],
 ) -> Request:
     """The pages of a request, with every id checked.
 
@@ -54,27 +57,40 @@ def read_request(
              is none; the text names it.
     """
     request = Request()
-    for name, token_range in ranges.items():
+    for name, moved in ranges.items():
         group = find_group(groups, unmoved, name)
         if group is None:
             continue
-        first, end = checked_range(name, token_range)
-        mine = _pages_of(source, group.source, "source")
-        theirs = _pages_of(destination, group.destination, "destination")
-        request.source_first[name] = mine.first_token
-        request.destination_first[name] = theirs.first_token
-        request.groups.append(
-            (
-                group.index,
-                mine.ids,
-                mine.first_token,
-                theirs.ids,
-                theirs.first_token,
-                first,
-                end,
+        all_mine = _pages_of(source, group.source, "source")
+        all_theirs = _pages_of(destination, group.destination, "destination")
+        request.source_first[name] = all_mine.first_token
+        request.destination_first[name] = all_theirs.first_token
+        for span in spans_of(moved):
+            first, end = checked_range(name, span)
+            mine = all_mine.stretch(group.source, (first, end), "source")
+            theirs = all_theirs.stretch(group.destination, (first, end), "destination")
+            request.groups.append(
+                (
+                    group.index,
+                    mine.ids,
+                    mine.first_token,
+                    theirs.ids,
+                    theirs.first_token,
+                    first,
+                    end,
+                )
             )
-        )
     return request
+
+
+def spans_of(moved: Moved) -> list[TokenRange]:
+    """The ranges of a group that move, in order."""
+    return cast("list[TokenRange]", moved) if are_several(moved) else [cast("TokenRange", moved)]
+
+
+def are_several(moved: Moved) -> bool:
+    """Whether it is a list of ranges, be there one or none in it; else it is one range."""
+    return isinstance(moved, list) and all(isinstance(each, tuple | list) for each in moved)
 
 
 def find_group(

@@ -46,8 +46,8 @@ def does_not_fit(room: int, group: Group, listed: Pages, tokens: int, *, trim: b
         tokens: of the whole request.
         trim: whether one page too many would have been left out.
     """
-    size, count = group.page_size, len(listed.ids)
-    end = listed.first_token + count * size
+    size, end = group.page_size, listed.end_token(group.page_size)
+    count = (end - listed.first_token) // size
     spare = min((end - tokens) // size, count)
     advice = "give the missing pages, or the right tokens"
     if spare > 0:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pdxfer.layout import KVLayout, Pages, Plan
+from pdxfer.layout import KVLayout, Pages, Plan, kept
 
 Ranges = dict[str, tuple[int, int]]
 """Group to `[first, end)`: tokens of the request; positions of ids in a state group."""
+Spans = dict[str, list[tuple[int, int]]]
+"""Group to the ranges of it that move, in order: what lies between them is skipped by decode."""
 
 
 def owed_ranges(
@@ -29,3 +31,8 @@ def owed_ranges(
             ranges[group.name] = (max(prefix_tokens, listed.first_token), tokens)
     firsts = {name: listed.first_token for name, listed in placed.items()}
     return plan.share(ranges, tokens, firsts)
+
+
+def moving_spans(ranges: Mapping[str, tuple[int, int]], placed: Mapping[str, Pages]) -> Spans:
+    """The ranges without the tokens for which decode has no page: those of `placed`."""
+    return {name: kept(span, placed[name].skipped) for name, span in ranges.items()}

@@ -118,7 +118,10 @@ class GroupPages(msgspec.Struct, frozen=True, kw_only=True):
     encoding: str
     """`i4` or `i8` (packed little-endian ids), `r4` or `r8` (packed (first, count) runs)."""
     ids: bytes
-    """The ids in that encoding, in the order of the tokens."""
+    """The ids in that encoding, in the order of the tokens; none for a page that is skipped."""
+    skipped: bytes = b""
+    """Tokens for which there is no page: packed little-endian 64-bit pairs (first, end), in order,
+    each of them whole pages."""
 
 
 class TokenRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,8 +308,8 @@ class Chunk(Message, frozen=True, kw_only=True, tag="chunk"):
     """`worker_id` at prefill."""
     number: Natural
     """From 0, per generation and source worker, without gaps."""
-    ranges: dict[str, TokenRange]
-    """Tokens of each group that move."""
+    ranges: dict[str, list[TokenRange]]
+    """Tokens of each group that move, in order: several ranges where decode skips pages."""
     layers: list[Natural] | None = None
     """Global layers; None: all."""
     length_bytes: Natural

@@ -8,7 +8,7 @@ import pytest
 
 from pdxfer import embedded
 from pdxfer.client import DecodeClient, Pages, PrefillClient, Rank, State
-from pdxfer.errors import LayoutMismatchError, LocalProtocolError, PeerError
+from pdxfer.errors import LayoutMismatchError, LocalProtocolError, PeerError, TransferError
 from pdxfer.layout import page_major
 from tests.unit.client.conftest import SmallCache
 
@@ -181,3 +181,27 @@ def test_pages_that_say_they_begin_at_token_0_do_so_behind_a_prefix_too(pair):
     region = np.frombuffer(receiver.cache.shared.buffer, np.uint8)
     assert (region[2 * item : 3 * item] == 7).all()
     assert (region[: 2 * item] == 0).all()
+
+
+def test_null_pages_are_skipped_at_both_sides(pair):
+    sender, receiver = pair
+    item = sender.layout.item_lens[0]
+    source = np.frombuffer(sender.cache.shared.buffer, np.uint8).reshape(-1, item)
+    source[:] = np.arange(len(source))[:, None]
+    receiving = receiver.receive(3, sender.addresses, [0, 9, 0, 8], tokens=16, null_page=0)
+    sending = sender.send(3, [0, 2, 3, 4], tokens=16, null_page=0)
+    assert receiving.wait(WAIT_S).length_bytes == 2 * item
+    sending.wait(WAIT_S)
+    assert sending.returned_tokens == 16
+    arrived = np.frombuffer(receiver.cache.shared.buffer, np.uint8).reshape(-1, item)
+    assert {page: int(row[0]) for page, row in enumerate(arrived) if row.any()} == {9: 2, 8: 4}
+
+
+def test_a_page_that_prefill_skips_and_decode_names_fails_both_with_its_tokens(pair):
+    sender, receiver = pair
+    receiving = receiver.receive(3, sender.addresses, [9, 8], tokens=8)
+    sending = sender.send(3, [2, 0], tokens=8, null_page=0)
+    for transfer in (receiving, sending):
+        with pytest.raises(TransferError, match=r"tokens \[4, 8\) of group full"):
+            transfer.wait(WAIT_S)
+    assert receiving.pages_returned

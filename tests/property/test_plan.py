@@ -25,6 +25,12 @@ def test_every_plan_moves_each_cell_once_and_touches_nothing_else(case):
     check_case(case)
 
 
+@settings(max_examples=EXAMPLES, **SETTINGS)
+@given(cases())
+def test_tokens_without_a_page_are_skipped_and_every_other_cell_moves_once(case):
+    check_case(case, skips=True)
+
+
 @settings(max_examples=max(EXAMPLES // 4, 50), **SETTINGS)
 @given(cases())
 def test_runs_are_the_longest_that_are_contiguous_on_both_sides(case):

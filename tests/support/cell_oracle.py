@@ -7,7 +7,7 @@ says, and every other byte must be what it was. Each cell is written once.
 
 import numpy as np
 
-from pdxfer.layout import Pages, PlannedChunk, cover, plan
+from pdxfer.layout import Pages, PlannedChunk, cover, kept, plan
 from tests.support.layout_cases import Case
 
 
@@ -104,16 +104,53 @@ class Transfer:
         self.ranks = list(case.source.ranks())
         self.layouts = [case.source.layout(case.groups, rank) for rank in self.ranks]
         self.pages = page_lists(self.layout, case.groups, case.destination.first_tokens, self.rng)
+        self.skipped = {}
         workers = list(zip(self.ranks, self.layouts, strict=True))
         self.owned = cover(workers, (self.rank, self.layout))
 
-    def ranges(self, made, layout):
-        """What this worker moves, by group that both hold."""
+    def skip_some(self):
+        """Decode has no page for some tokens; the spans of each group that move all the same."""
+        case, spans = self.case, {}
+        for name, listed in self.pages.items():
+            group = self.layout.group_by_name[name]
+            self.skipped[name] = ()
+            if group.kind == "token":
+                has_none = self.rng.random(len(listed)) < self.rng.choice([0.2, 0.5, 1])
+                self.pages[name] = without(listed, has_none, group.page_size)
+                self.skipped[name] = self.pages[name].skipped
+        for name, skipped in self.skipped.items():
+            spans[name] = kept((case.groups[name].first, moved_end(case, name)), skipped)
+        return spans
+
+    def skip_at_source(self, layout, listed):
+        """Prefill lacks some of the pages that nobody asks for."""
+        found = {}
+        for name, pages in listed.items():
+            group = layout.group_by_name[name]
+            found[name] = pages
+            if group.kind == "token" and self.skipped.get(name):
+                first = pages.first_token + np.arange(len(pages)) * group.page_size
+                has_none = self.rng.random(len(pages)) < 0.7
+                span = (self.case.groups[name].first, moved_end(self.case, name))
+                for a, b in kept(span, self.skipped[name]):
+                    has_none &= (first + group.page_size <= a) | (first >= b)
+                found[name] = without(pages, has_none, group.page_size)
+        return found
+
+    def shares(self, made, layout):
+        """What this worker owes, by group that both hold, pages that are skipped with it."""
         case = self.case
         shared = layout.group_by_name.keys() & self.pages.keys()
         ranges = {name: (case.groups[name].first, case.groups[name].end) for name in shared}
         tokens = max(group.end for group in case.groups.values())
         return made.share(ranges, tokens, case.destination.first_tokens)
+
+    def ranges(self, made, layout):
+        """What this worker moves."""
+        shares = self.shares(made, layout)
+        if not self.skipped:
+            return shares
+        return {name: kept(span, self.skipped[name]) for name, span in shares.items()}
 
     def source_pages(self, layout, ranges):
         firsts = dict(self.case.source.first_tokens)
@@ -123,6 +160,18 @@ class Transfer:
                     size = layout.group_by_name[name].page_size
                     firsts[name] = min(first, self.case.groups[name].end - 1) // size * size
         return page_lists(layout, self.case.groups, firsts, self.rng)
+
+
+def without(pages, has_none, page_size):
+    """A list without some of its pages, whose tokens it states."""
+    skipped = []
+    for at in np.flatnonzero(has_none).tolist():
+        first = pages.first_token + at * page_size
+        if skipped and skipped[-1][1] == first:
+            skipped[-1] = (skipped[-1][0], first + page_size)
+        else:
+            skipped.append((first, first + page_size))
+    return Pages(pages.ids[~has_none], pages.first_token, tuple(skipped))
 
 
 def copy_pieces(chunk, source, destination):
@@ -147,12 +196,17 @@ def check_intervals(chunk, runs_max, whole_bytes):
     assert at == whole_bytes
 
 
-def check_case(case: Case):
+def check_case(case: Case, *, skips=False):
     """Plans a case, copies its runs, and compares the whole destination pool.
 
     The same bytes have to arrive in canonical order, where each side knows its own pages only.
+    With `skips` decode has no page for some tokens, and prefill lacks some that nobody asks for.
     """
     transfer = Transfer(case)
+    lists = dict(transfer.pages)
+    spans = {name: [(case.groups[name].first, moved_end(case, name))] for name in lists}
+    if skips:
+        spans = transfer.skip_some()
     layout, rng = transfer.layout, transfer.rng
     memory = memory_of(layout, rng)
     expected = [part.copy() for part in memory]
@@ -163,10 +217,13 @@ def check_case(case: Case):
         made = plan(source_layout, layout, owned=part)
         assert made.empty is (not part.cells)
         ranges = transfer.ranges(made, source_layout)
+        shares = transfer.shares(made, source_layout)
         if made.empty:
             assert made.length_bytes(ranges) == 0
             continue
-        source_pages = transfer.source_pages(source_layout, ranges)
+        source_pages = source_lists = transfer.source_pages(source_layout, shares)
+        if skips:
+            source_pages = transfer.skip_at_source(source_layout, source_lists)
         layers = None
         if case.layers is not None:
             layers = [layer for layer in case.layers if layer in source_layout.layers]
@@ -182,7 +239,7 @@ def check_case(case: Case):
             ranges, firsts, case.destination.first_tokens, layers
         )
         planned_bytes += batches.length_bytes
-        source_memory = fill_source(source_layout, source_pages, transfer.contents, rng)
+        source_memory = fill_source(source_layout, source_lists, transfer.contents, rng)
         copy_runs(batches.runs, source_memory, memory, written)
         chosen = None if layers is None else tuple(layers)
         chunk = PlannedChunk(made, source_pages, transfer.pages, ranges, chosen)
@@ -190,13 +247,13 @@ def check_case(case: Case):
         check_intervals(chunk, int(rng.integers(1, 40)), batches.length_bytes)
 
     expected_bytes = 0
-    for name, listed in transfer.pages.items():
-        span = (case.groups[name].first, moved_end(case, name))
-        for region, offsets, content in cells(
-            layout, listed, transfer.contents[name], name, span, case.layers
-        ):
-            expected[region][offsets] = content
-            expected_bytes += len(content)
+    for name, listed in lists.items():
+        for span in spans[name]:
+            for region, offsets, content in cells(
+                layout, listed, transfer.contents[name], name, span, case.layers
+            ):
+                expected[region][offsets] = content
+                expected_bytes += len(content)
     assert planned_bytes == expected_bytes
     assert sum(int(part.sum(dtype=np.int64)) for part in written) == expected_bytes
     assert max(int(part.max()) for part in written) <= 1

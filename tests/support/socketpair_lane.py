@@ -32,6 +32,7 @@ from pdxfer.fabric.base import (
     Tickets,
 )
 from pdxfer.fabric.lanes import Lane, Reach
+from pdxfer.layout.request import spans_of
 
 CAPABILITIES = Capabilities(
     places_at_receiver=True, revoke_scope=Scope.GENERATION, needs_pidfd=False
@@ -120,7 +121,7 @@ class SocketpairPath:
         data = np.concatenate(gathered).tobytes()
         ticket = self._ticket(write.generation, len(data), len(pieces), False)
         layers = None if chunk.layers is None else list(chunk.layers)
-        ranges = {name: list(span) for name, span in chunk.exact_ranges.items()}
+        ranges = {name: spans_of(moved) for name, moved in chunk.exact_ranges.items()}
         head = [ticket, write.generation, write.source_worker, ranges, layers, chunk.first_byte]
         self.end.send(ticket, ["bytes", *head, data])
         return Tickets((ticket,), len(data), len(pieces))
@@ -319,7 +320,7 @@ class SocketpairFabric:
         destination = self.generations.get((sender, generation, worker))
         if destination is None:
             return "the generation is closed"
-        spans = {name: tuple(span) for name, span in ranges.items()}
+        spans = {name: [tuple(span) for span in moved] for name, moved in ranges.items()}
         pieces = destination.plan.destination_pieces(destination.pages, spans, layers)
         ends = np.cumsum(pieces[:, 2])
         if not len(ends) or first_byte + len(data) > ends[-1]:

@@ -8,12 +8,12 @@ import numpy as np
 
 from pdxfer import limits
 from pdxfer.errors import ConfigError, PdxferError, from_wire
-from pdxfer.layout import Group, KVLayout, Pages, check_page_ids
+from pdxfer.layout import Group, KVLayout, Moved, Pages, check_page_ids
 from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
 from pdxfer.protocol.given import does_not_fit
-from pdxfer.protocol.ranges import owed_ranges
-from pdxfer.wire.messages import Chunk, CommitPayload, Failed, GroupPages, Place
-from pdxfer.wire.pages import pack_ids
+from pdxfer.protocol.group_pages import pack_group
+from pdxfer.protocol.ranges import moving_spans, owed_ranges
+from pdxfer.wire.messages import Chunk, CommitPayload, Failed, Place
 
 
 def place_message(receiving: Receiving, key: SourceKey) -> Place:
@@ -24,10 +24,9 @@ def place_message(receiving: Receiving, key: SourceKey) -> Place:
         owed = owed_ranges(
             debt.plan, receiving.layout, pages, receiving.prefix_tokens, receiving.tokens
         )
-        debt.expected_bytes = debt.plan.length_bytes(owed)
+        debt.expected_bytes = debt.plan.length_bytes(moving_spans(owed, pages))
         for name, listed in pages.items():
-            encoding, ids = pack_ids(listed.ids)
-            groups[name] = GroupPages(first_token=listed.first_token, encoding=encoding, ids=ids)
+            groups[name] = pack_group(listed)
     return Place(
         generation=receiving.generation,
         source_worker=key[1],
@@ -75,6 +74,8 @@ def check_places(
                     f"room {room}: {len(listed.ids)} id(s) of state group {group.name}, but "
                     "tokens=0 moves nothing; leave them out"
                 )
+            if listed.skipped:
+                raise ConfigError(f"room {room}: state group {group.name} skips no ids")
             placed[group.name] = listed
             continue
         placed[group.name] = _fitted(room, group, listed, tokens, prefix_tokens, trim=trim)
@@ -97,11 +98,13 @@ def _fitted(
             f"room {room}: first_token={first} of group {group.name} is not the start of a page "
             f"of {size} tokens"
         )
+    listed.check_skipped(group)
     needed = max(0, -(-(tokens - first) // size))
-    if trim and len(listed.ids) == needed + 1:
-        listed = Pages(listed.ids[:-1], first)
+    count = (listed.end_token(size) - first) // size
+    if trim and count == needed + 1:
+        listed, count = listed.without_last(size), needed
     moves = tokens > prefix_tokens or not tokens
-    if len(listed.ids) != needed and moves:
+    if count != needed and moves:
         raise does_not_fit(room, group, listed, tokens, trim=trim)
     return listed
 
@@ -109,7 +112,9 @@ def _fitted(
 def chunk_fault(receiving: Receiving, debt: Debt, message: Chunk) -> str:
     """What is wrong with the announcement of a chunk, in words; empty: it is what is planned."""
     chunk = f"chunk {message.number} of room {receiving.room}"
-    ranges = {name: (r.first, r.end) for name, r in message.ranges.items()}
+    ranges: dict[str, Moved] = {
+        name: [(each.first, each.end) for each in spans] for name, spans in message.ranges.items()
+    }
     layers = None if message.layers is None else tuple(message.layers)
     try:
         planned = debt.plan.length_bytes(ranges, layers=layers) if debt.plan is not None else 0

@@ -82,7 +82,8 @@ class Extent:
                 ranges[group.name] = self._state_range(group.name, pages, total, last=last)
                 continue
             first = self._first(group.name, pages[group.name], keys)
-            own = Pages(pages[group.name].ids, first)
+            own = pages[group.name].at(first)
+            own.check_skipped(group)
             own, end = self._end(group, own, total, trim=trim)
             whole = last and layers is None and not self.shares_pages
             if total is not None and end < total and whole:
@@ -132,12 +133,12 @@ class Extent:
     def _end(self, group: Group, own: Pages, total: int | None, *, trim: bool) -> tuple[Pages, int]:
         """The list, less a page that is trimmed, and where it ends: at `total` at the latest."""
         size = group.page_size
-        end = own.first_token + len(own.ids) * size
+        end = own.end_token(size)
         if total is None or end <= total:
             return own, end
-        spare = min((end - total) // size, len(own.ids))
+        spare = min(end - total, end - own.first_token) // size
         if spare == 1 and trim:
-            own = Pages(own.ids[:-1], own.first_token)
+            own = own.without_last(size)
         elif spare:
             raise does_not_fit(self.room, group, own, total, trim=trim)
         return own, max(total, own.first_token)

@@ -14,8 +14,8 @@ from pdxfer.errors import (
     ResourceError,
     TransferError,
 )
-from pdxfer.layout import Pages
 from pdxfer.protocol.effects import Tell
+from pdxfer.protocol.group_pages import unpack_group
 from pdxfer.protocol.prefill.peer import DecodePeer, failed_elsewhere
 from pdxfer.protocol.prefill.sending import Leg, Sending
 from pdxfer.protocol.prefill.sends import Sends
@@ -23,7 +23,6 @@ from pdxfer.protocol.prefill.waiting import ids_bytes
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Pair
 from pdxfer.wire.messages import Matched, Place, Receive
-from pdxfer.wire.pages import unpack_ids
 
 
 class Matching:
@@ -207,10 +206,7 @@ class Matching:
             self.sends.fail(sending, full)
             return
         try:
-            pages = {
-                name: Pages(unpack_ids(group.encoding, group.ids), group.first_token)
-                for name, group in place.groups.items()
-            }
+            pages = {name: unpack_group(group) for name, group in place.groups.items()}
         except PdxferError as error:
             self.sends.fail(sending, error)
             return

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pdxfer import limits
 from pdxfer.errors import ResourceError, TransferError
-from pdxfer.layout import Plan, PlannedChunk, check_page_ids
+from pdxfer.layout import Moved, Pages, Plan, PlannedChunk, check_page_ids
 from pdxfer.protocol.effects import Effect, Post, PostCommit
 from pdxfer.protocol.given import GivenChunk
 from pdxfer.protocol.prefill.sending import Chunk, Leg, Sending
-from pdxfer.protocol.ranges import Ranges, owed_ranges
+from pdxfer.protocol.ranges import Ranges, Spans, moving_spans, owed_ranges
 from pdxfer.wire.messages import Chunk as ChunkMessage
 from pdxfer.wire.messages import CommitPayload, Place, TokenRange
 
@@ -58,7 +58,8 @@ def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
     if leg.plan is None:
         return []
     ranges = _moving_ranges(sending, leg, leg.plan, chunk)
-    planned = PlannedChunk(leg.plan, chunk.pages, leg.pages, ranges, chunk.layers)
+    moved: dict[str, Moved] = {**ranges}
+    planned = PlannedChunk(leg.plan, chunk.pages, leg.pages, moved, chunk.layers)
     length_bytes = planned.length_bytes
     leg.bytes_planned += length_bytes
     leg.announcements.append(
@@ -66,7 +67,10 @@ def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
             generation=leg.generation,
             source_worker=sending.worker,
             number=number,
-            ranges={name: TokenRange(first=a, end=b) for name, (a, b) in ranges.items()},
+            ranges={
+                name: [TokenRange(first=a, end=b) for a, b in spans]
+                for name, spans in ranges.items()
+            },
             layers=None if chunk.layers is None else list(chunk.layers),
             length_bytes=length_bytes,
             last=chunk.last,
@@ -98,9 +102,8 @@ def ask_commit(sending: Sending, leg: Leg, sender_index: int) -> list[Effect]:
         leg.sent = True
         return []
     place = _placed(leg)
-    owed = leg.plan.length_bytes(
-        owed_ranges(leg.plan, sending.layout, leg.pages, place.prefix_tokens, place.tokens)
-    )
+    ranges = owed_ranges(leg.plan, sending.layout, leg.pages, place.prefix_tokens, place.tokens)
+    owed = leg.plan.length_bytes(moving_spans(ranges, leg.pages))
     if owed != leg.bytes_planned:
         raise TransferError(
             f"room {sending.room}: the chunks hold {leg.bytes_planned} bytes, the request of "
@@ -127,8 +130,8 @@ def _placed(leg: Leg) -> Place:
     return place
 
 
-def _moving_ranges(sending: Sending, leg: Leg, plan: Plan, chunk: Chunk) -> Ranges:
-    """The token range of each group that this chunk moves: what decode has already stays."""
+def _moving_ranges(sending: Sending, leg: Leg, plan: Plan, chunk: Chunk) -> Spans:
+    """The tokens of each group that this chunk moves: what decode has already, or skips, stays."""
     ranges: Ranges = {}
     place = _placed(leg)
     owed = owed_ranges(plan, sending.layout, leg.pages, place.prefix_tokens, place.tokens)
@@ -158,4 +161,25 @@ def _moving_ranges(sending: Sending, leg: Leg, plan: Plan, chunk: Chunk) -> Rang
         begin, stop = max(first, owed[name][0]), min(end, owed[name][1])
         if begin < stop:
             ranges[name] = (begin, stop)
-    return ranges
+    spans = moving_spans(ranges, leg.pages)
+    for name, moving in spans.items():
+        _check_pages(sending, name, moving, chunk.pages[name])
+    return {name: moving for name, moving in spans.items() if moving}
+
+
+def _check_pages(sending: Sending, name: str, moving: list[tuple[int, int]], listed: Pages) -> None:
+    """Prefill has a page for each token that moves.
+
+    Raises:
+        TransferError: it skips some that decode has pages for.
+    """
+    for span in moving:
+        for first, end in listed.skipped:
+            if first < span[1] and span[0] < end:
+                missing = f"[{max(first, span[0])}, {min(end, span[1])})"
+                raise TransferError(
+                    f"room {sending.room}: decode has placed pages for tokens {missing} of group "
+                    f"{name}, prefill skips them (null_page); skip them at decode too, or send "
+                    "the pages",
+                    fields={"group": name, "tokens": missing},
+                )

@@ -66,7 +66,7 @@ class Leg:
     @property
     def pages_bytes(self) -> int:
         """Bytes that the page ids take here."""
-        return sum(listed.ids.nbytes for listed in self.pages.values())
+        return sum(listed.ids.nbytes + 16 * len(listed.skipped) for listed in self.pages.values())
 
     @property
     def key(self) -> tuple[bytes, int]:

@@ -113,4 +113,6 @@ class Waiting:
 
 def ids_bytes(place: Place | None) -> int:
     """Bytes of the page ids of a placement, as they travel."""
-    return sum(len(group.ids) for group in place.groups.values()) if place is not None else 0
+    if place is None:
+        return 0
+    return sum(len(group.ids) + len(group.skipped) for group in place.groups.values())

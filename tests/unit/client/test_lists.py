@@ -7,6 +7,7 @@ from pdxfer.client import DecodeClient, Pages, PrefillClient, Rank
 from pdxfer.errors import ConfigError
 from pdxfer.layout import StateTensor, combine, page_major, state
 from pdxfer.local.messages import OpenReceive, OpenSend, PlacePages, SendChunk
+from pdxfer.protocol.group_pages import unpack_group
 from pdxfer.wire.pages import unpack_ids
 from tests.support.fake_agent import FakeAgent
 from tests.unit.client.conftest import SmallCache
@@ -188,3 +189,67 @@ def test_trim_is_a_flag(prefill, decode, trim):
 def test_trim_goes_with_the_pages(decode):
     with pytest.raises(ConfigError, match="trim go with the pages"):
         decode.receive(1, PREFILL, trim=True)
+
+
+def test_a_null_page_is_skipped_and_its_tokens_are_counted(
+    prefill_agent, prefill, decode_agent, decode
+):
+    prefill.send(1, [0, 0, 4, 0, 2], tokens=18, null_page=0)
+    group = unpack_group(prefill_agent.next(OpenSend).chunk.groups["full"])
+    assert (group.ids.tolist(), group.first_token) == ([4, 2], 0)
+    assert group.skipped == ((0, 8), (12, 16))
+    decode.receive(1, PREFILL, [-1, 3, 5], tokens=14, prefix_tokens=5, null_page=-1)
+    group = unpack_group(decode_agent.next(OpenReceive).place.groups["full"])
+    assert (group.ids.tolist(), group.first_token, group.skipped) == ([3, 5], 4, ((4, 8),))
+    decode.receive(2, PREFILL).place([16, 16], null_page=16)
+    place = decode_agent.next(PlacePages).place
+    assert (place.tokens, unpack_group(place.groups["full"]).skipped) == (8, ((0, 8),))
+
+
+def test_null_pages_of_chunks_are_counted_from_where_the_last_one_ended(prefill_agent, prefill):
+    sending = prefill.open(1)
+    sending.send([1, 0], last=False, null_page=0)
+    sending.send([0, 2, 0], tokens=16, null_page=0, trim=True)
+    groups = [unpack_group(prefill_agent.next(SendChunk).chunk.groups["full"]) for _ in range(2)]
+    assert [(each.first_token, each.skipped) for each in groups] == [
+        (0, ((4, 8),)),
+        (8, ((8, 12),)),
+    ]
+    assert [each.ids.tolist() for each in groups] == [[1], [2]]
+
+
+def test_a_null_page_that_is_one_too_many_is_trimmed(decode_agent, decode):
+    decode.receive(1, PREFILL, [1, 0, 0], tokens=8, null_page=0, trim=True)
+    group = unpack_group(decode_agent.next(OpenReceive).place.groups["full"])
+    assert (group.ids.tolist(), group.skipped) == ([1], ((4, 8),))
+    with pytest.raises(ConfigError, match=r"3 pages of 4 tokens .*leave the last 1 out"):
+        decode.receive(2, PREFILL, [1, 0, 0], tokens=8, null_page=0)
+
+
+@pytest.mark.parametrize("null", [1, 15])
+def test_an_id_that_a_page_has_cannot_stand_for_none(prefill, decode, null):
+    text = f"null_page={null} is a page of group full, whose ids are 1 <= id < 16"
+    with pytest.raises(ConfigError, match=text):
+        prefill.send(1, [2], tokens=4, null_page=null)
+    with pytest.raises(ConfigError, match=text):
+        decode.receive(1, PREFILL, [2], tokens=4, null_page=null)
+
+
+@pytest.mark.parametrize("null", ["0", 0.0, True, 1 << 70])
+def test_a_null_page_is_an_integer(prefill, null):
+    with pytest.raises(ConfigError, match="null_page="):
+        prefill.send(1, [2], tokens=4, null_page=null)
+
+
+def test_what_is_no_page_is_refused_without_a_null_page(prefill):
+    with pytest.raises(ConfigError, match="page id 0 of group full at position 1"):
+        prefill.send(1, [2, 0], tokens=8)
+
+
+def test_states_have_no_null_page(tmp_path, hybrid):
+    with (
+        FakeAgent(tmp_path / "p", "prefill") as agent,
+        PrefillClient(agent.socket_path, hybrid) as client,
+        pytest.raises(ConfigError, match="page id 0 of group state"),
+    ):
+        client.send(1, {"full": [0], "state": [0]}, tokens=4, null_page=0)

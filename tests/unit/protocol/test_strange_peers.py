@@ -107,7 +107,7 @@ def chunk_of(**changes):
         generation=1,
         source_worker=0,
         number=0,
-        ranges={"full": TokenRange(first=0, end=4)},
+        ranges={"full": [TokenRange(first=0, end=4)]},
         length_bytes=3 * 2 * 2 * 8 * 2 * 4,
         last=False,
     )
@@ -127,7 +127,7 @@ def test_a_chunk_that_is_planned_alike_here_moves_its_receive():
     ("change", "text"),
     [
         ({"length_bytes": 1}, "announces 1 bytes, its plan here has 768"),
-        ({"ranges": {"swa": TokenRange(first=0, end=4)}}, "chunk 0 of room 7"),
+        ({"ranges": {"swa": [TokenRange(first=0, end=4)]}}, "chunk 0 of room 7"),
         ({"layers": [99]}, "chunk 0 of room 7"),
     ],
 )
