@@ -22,7 +22,7 @@ MaybeIncarnation = Annotated[bytes, msgspec.Meta(max_length=16)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
-    """Base of every message."""
+    """Base of every message between agents."""
 
 
 # -- records inside messages -----------------------------------------------------------------
@@ -49,28 +49,28 @@ class RegionInfo(msgspec.Struct, frozen=True, kw_only=True):
     address: Natural
     """Unsigned 64-bit address in the agent that registered it."""
     length_bytes: Natural
-    """Of the range; no write may leave it."""
+    """Length of the range; no write may leave it."""
     rkeys: dict[str, bytes] = {}
-    """Lane name to remote key."""
+    """Remote key of the range for each lane, by the lane's name."""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent tells about one attached worker."""
 
     worker_id: Natural
-    """Number that its agent gave it; names it in every other message."""
+    """Number that its agent gave the worker; it names the worker in every other message."""
     instance: str
     """Name of the model instance it belongs to."""
     rank: RankInfo
-    """Its place in the instance, and the sizes."""
+    """Which rank of its instance the worker is, and how many ranks there are."""
     layout: dict[str, object]
-    """`KVLayout.to_wire()`."""
+    """The worker's layout, as `KVLayout.to_wire()` writes it."""
     regions: list[RegionInfo]
-    """One per region of the layout, in order."""
+    """The worker's memory: one range for each region of the layout, in its order."""
     item_lens: list[Natural]
     """Bytes of one page in each region."""
     page_size: Natural
-    """Of the first group, in tokens."""
+    """Tokens of a page of the first group."""
     attention_tp: Natural
     """Attention tensor-parallel size."""
     unified_memory: bool
@@ -87,27 +87,27 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of one pair of workers, as its digest."""
 
     source_worker: Natural
-    """`worker_id` at prefill."""
+    """Number of the prefill worker, as its agent gave it."""
     destination_worker: Natural
-    """`worker_id` at decode."""
+    """Number of the decode worker, as its agent gave it."""
     digest: bytes
-    """Of planes, owned cells and order version; decode compares it with its own. Empty: the
-    source instance is not complete yet."""
+    """Digest of the planes, the owned cells and the order version; decode compares it with its own.
+    Empty while the source instance is not complete."""
 
 
 class PairReject(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one pair of workers that cannot be joined."""
 
     source_worker: Natural
-    """`worker_id` at prefill."""
+    """Number of the prefill worker, as its agent gave it."""
     destination_worker: Natural
-    """`worker_id` at decode."""
+    """Number of the decode worker, as its agent gave it."""
     code: str
     """Wire code of the error class."""
     text: str
     """Exact text of the error, the same on both sides."""
     fields: dict[str, str] = {}
-    """What differs: name to both values."""
+    """What differs: the name of each field, with the values of both sides."""
 
 
 class GroupPages(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far one live generation is."""
 
     generation: Positive
-    """Of the decode incarnation of the session."""
+    """Number of the receive, as the decode life of this session counts them."""
     bytes_done: Natural
     """Bytes written or placed so far."""
 
@@ -155,15 +155,18 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     lanes: list[str] = []
     """Lanes offered, best first."""
     ucx_version: str = ""
-    """Of the loaded UCX; empty: none."""
+    """Version of the UCX that the agent has loaded; empty where it has none."""
     boot_id: str = ""
-    """Identifies one boot of one machine and its pid namespace; equal: same host."""
+    """Identifies one boot of one machine and the agent's pid namespace. Two agents with the same
+    value seem to be on one host."""
     uid: int = -1
-    """User id of the agent; -1: not told."""
+    """User id of the agent; -1 where it does not tell."""
     local_socket: str = ""
-    """Path of the agent's Unix socket for neighbours, agents of its host; empty: none."""
+    """Path of the Unix socket on which the agent meets neighbours, which are agents of its host;
+    empty where it has none."""
     nonce: bytes = b""
-    """16 bytes; returned over the local socket, they prove that the peer is on the same host."""
+    """16 random bytes. A peer that returns them over the local socket has proven that it is on the
+    same host."""
 
 
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
@@ -174,29 +177,31 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     workers: list[WorkerInfo]
     """All workers of the agent."""
     siblings: list[WorkerInfo] = []
-    """Source workers of the same instances that other prefill agents hold, without regions: the
-    cover needs every rank of an instance."""
+    """Source workers of the same instances that other prefill agents hold, without their regions. A
+    prefill agent needs every rank of an instance to know which bytes its own workers owe."""
     lane: str
-    """Lane that decode chose."""
+    """Lane that decode has chosen for this prefill agent."""
     lane_address: bytes
-    """Address of the receive worker made for this prefill incarnation."""
+    """Address on that lane of the receive side made for this prefill life."""
 
 
 class Accept(Message, frozen=True, kw_only=True, tag="accept"):
     """Prefill's answer to `Attach`, and sent anew when a prefill worker comes or goes."""
 
     revision: Natural
-    """Of the `Attach` it answers."""
+    """Revision of the `Attach` that this answers."""
     workers: list[WorkerInfo]
     """All workers of the agent."""
     plans: list[PairPlan]
-    """One per pair that fits."""
+    """One entry for each pair of workers that fits."""
     rejects: list[PairReject] = []
-    """One per pair that does not; it keeps this verdict until one side attaches anew."""
+    """One entry for each pair of workers that does not fit. The verdict stands until one of the two
+    attaches anew."""
     lane: str
-    """Lane of the `Attach`."""
+    """Lane that the `Attach` named."""
     lane_address: bytes
-    """What the send side calls itself on the lane; decode learns of its end over its path."""
+    """What the sender calls itself on the lane; decode watches its path to that address, and so
+    learns of the sender's end."""
 
 
 class LaneFailed(Message, frozen=True, kw_only=True, tag="lane_failed"):
@@ -206,11 +211,11 @@ class LaneFailed(Message, frozen=True, kw_only=True, tag="lane_failed"):
     """
 
     revision: Natural
-    """Of the `Attach` whose lane it was."""
+    """Revision of the `Attach` that named the lane."""
     lane: str
-    """Lane that failed."""
+    """Lane that has failed."""
     text: str
-    """Why."""
+    """Why the lane has failed."""
 
 
 class Reject(Message, frozen=True, kw_only=True, tag="reject"):
@@ -221,9 +226,9 @@ class Reject(Message, frozen=True, kw_only=True, tag="reject"):
     text: str
     """Exact text of the error."""
     retryable: bool = False
-    """Whether the same may succeed later without any change."""
+    """Whether the same request may succeed later without any change."""
     fields: dict[str, str] = {}
-    """What differs: name to both values."""
+    """What differs: the name of each field, with the values of both sides."""
 
 
 class StaleSession(Message, frozen=True, kw_only=True, tag="stale"):
@@ -237,12 +242,13 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Sent each `HEARTBEAT_INTERVAL_S`; renews leases at once, also ahead of numbered messages."""
 
     after: Natural = 0
-    """Highest number that its sender had used: all else that the heartbeat says counts only once
+    """Highest number that its sender had used. All else that the heartbeat says counts only once
     that number has been received."""
     oldest_live_generation: Natural = 0
-    """Decode: no smaller generation is asked of this prefill life any more. 0 from prefill."""
+    """From decode: the mark. Nothing is asked any more of this prefill life for a smaller
+    generation. Prefill sends 0."""
     progress: list[Progress] = []
-    """Prefill: live generations of which bytes were placed since its last heartbeat."""
+    """From prefill: the live generations of which bytes were placed since its last heartbeat."""
 
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye"):
@@ -257,19 +263,20 @@ class Receive(Message, frozen=True, kw_only=True, tag="receive"):
     """Decode binds a room at one source worker."""
 
     room: Positive
-    """Chosen outside, equal on both sides; only brings the two together."""
+    """Number of the request, chosen outside of pdxfer and equal on both sides; it only brings send
+    and receive together."""
     generation: Positive
-    """New for each receive of the decode incarnation, never reused."""
+    """Number of this receive: new for each receive of the decode life, and never used again."""
     source_worker: Natural
-    """`worker_id` at prefill."""
+    """Number of the prefill worker, as its agent gave it."""
     destination_worker: Natural
-    """`worker_id` at decode."""
+    """Number of the decode worker, as its agent gave it."""
     receiver_index: Natural
     """Rank index of the decode worker."""
     receiver_count: Positive
-    """Decode workers that receive this room; the send ends when all are served."""
+    """How many decode workers receive this room; the send ends when all of them are served."""
     place: Place | None = None
-    """The pages, where the receive was given them."""
+    """The pages, where the decode worker named them with the receive; None: a `Place` follows."""
     must_exist: bool = False
     """Whether a source worker that has no live send of the room answers `Failed` at once instead of
     waiting for it."""
@@ -279,13 +286,13 @@ class Place(Message, frozen=True, kw_only=True, tag="place"):
     """Decode tells where the pages of a generation go."""
 
     generation: Positive
-    """Of the `Receive`."""
+    """Number of the receive that this is about, as its `Receive` gave it."""
     source_worker: Natural
-    """`worker_id` at prefill."""
+    """Number of the prefill worker, as its agent gave it."""
     tokens: Natural
-    """Of the whole request; must equal that of the send."""
+    """Tokens of the whole request; must equal that of the send."""
     prefix_tokens: Natural = 0
-    """Tokens that decode has already; what moves is `[prefix_tokens, tokens)`."""
+    """How many first tokens decode has already; what moves is `[prefix_tokens, tokens)`."""
     groups: dict[str, GroupPages] = {}
     """Page ids per group; empty where this source worker owes nothing."""
 
@@ -294,44 +301,44 @@ class Matched(Message, frozen=True, kw_only=True, tag="matched"):
     """Prefill: the room's send exists and is bound to this generation."""
 
     generation: Positive
-    """Of the `Receive`."""
+    """Number of the receive that this is about, as its `Receive` gave it."""
     source_worker: Natural
-    """`worker_id` at prefill."""
+    """Number of the prefill worker, as its agent gave it."""
 
 
 class Chunk(Message, frozen=True, kw_only=True, tag="chunk"):
     """Prefill announces a chunk; before its first byte where the receiver places the bytes."""
 
     generation: Positive
-    """Of the `Receive`."""
+    """Number of the receive that this is about, as its `Receive` gave it."""
     source_worker: Natural
-    """`worker_id` at prefill."""
+    """Number of the prefill worker, as its agent gave it."""
     number: Natural
-    """From 0, per generation and source worker, without gaps."""
+    """Counts the chunks of a generation and source worker from 0, without gaps."""
     ranges: dict[str, list[TokenRange]]
     """Tokens of each group that move, in order: several ranges where decode skips pages."""
     layers: list[Natural] | None = None
-    """Global layers; None: all."""
+    """Global ids of the layers that move; None: all layers."""
     length_bytes: Natural
-    """Bytes of this chunk from this source worker; decode compares its own sum."""
+    """Bytes of this chunk from this source worker; decode compares them with its own sum."""
     last: bool
-    """Whether no chunk follows."""
+    """Whether this is the last chunk of the source worker."""
 
 
 class Committed(Message, frozen=True, kw_only=True, tag="committed"):
     """Decode: the transfer is final, its pages are the decode worker's."""
 
     generation: Positive
-    """Of the `Receive`."""
+    """Number of the receive that this is about, as its `Receive` gave it."""
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
-    """The sender's part of a generation failed. No proof of anything: that is `Drained`."""
+    """The sender's part of a generation failed. It proves nothing about writes; `Drained` does."""
 
     generation: Positive
-    """Of the `Receive`."""
+    """Number of the receive that this is about, as its `Receive` gave it."""
     source_worker: Natural
-    """`worker_id` at prefill."""
+    """Number of the prefill worker, as its agent gave it."""
     code: str
     """Wire code of the error class."""
     text: str
@@ -339,46 +346,48 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     retryable: bool = False
     """Whether the same request may succeed later without any change."""
     fields: dict[str, str] = {}
-    """What is wrong: name to value."""
+    """What is wrong: names and values."""
 
 
 class Abort(Message, frozen=True, kw_only=True, tag="abort"):
     """Decode: stop writing for this generation, or for all of an older life, and say `Drained`."""
 
     generation: Natural = 0
-    """The one to stop; 0: all of `decode_incarnation`."""
+    """Number of the receive to stop; 0 where `decode_incarnation` names a whole life."""
     decode_incarnation: MaybeIncarnation = b""
-    """Not empty: every generation of that life; `generation` is 0 then."""
+    """Not empty: stop every generation of that older decode life."""
     reason: str = ""
-    """For the log of the other side."""
+    """Why; the other side tells its worker and writes it to its log."""
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
     """Prefill: nothing of this generation is unposted, in flight or will be written."""
 
     generation: Natural = 0
-    """As in the `Abort`; 0: all of `decode_incarnation`."""
+    """The generation of the `Abort` that this answers; 0 where it named a whole life."""
     decode_incarnation: MaybeIncarnation = b""
-    """As in the `Abort`."""
+    """The life that the `Abort` named; empty where it named one generation."""
 
 
 class CommitPayload(msgspec.Struct, frozen=True, kw_only=True):
     """What travels on the lane behind the last byte of one source worker."""
 
     decode_incarnation: Incarnation
-    """With `generation` names the transfer."""
+    """The decode life that receives; together with `generation` it names the transfer."""
     generation: Positive
-    """Of the `Receive`."""
+    """Number of the receive that this is about, as its `Receive` gave it."""
     source_worker: Natural
-    """`worker_id` at prefill."""
+    """Number of the prefill worker, as its agent gave it."""
     sender_index: Natural
-    """Rank index of the prefill worker; the lowest that gave any `aux` wins."""
+    """Rank index of the prefill worker. Where several send `aux`, that of the lowest index
+    counts."""
     length_bytes: Natural
-    """Bytes this source worker wrote for this generation; decode compares."""
+    """Bytes that this source worker has written for this generation; decode compares them with its
+    plan."""
     runs: Natural
-    """Contiguous writes they took."""
+    """How many contiguous writes these bytes took."""
     digest: bytes
-    """Of the pair's plan."""
+    """Digest of the plan of this pair of workers."""
     aux: bytes = b""
     """Opaque bytes from worker to worker, at most `AUX_BYTES_MAX`."""
 
@@ -389,10 +398,10 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     source: Incarnation
     """Incarnation of the sender, 16 bytes."""
     destination: MaybeIncarnation
-    """Incarnation meant; empty in the first `Hello`."""
+    """Incarnation that the frame is meant for; empty in the first `Hello`."""
     session: Positive
-    """Counter of the decode incarnation, one per session that it asks for, never reused: tells a
-    session from an older one of the same two lives."""
+    """Number of the session, counted by the decode life and never used again. It tells a session
+    from an older one of the same two lives."""
     number: Natural
     """From 1 in each direction of a session; 0: outside the numbering (`Hello`, `StaleSession`,
     heartbeats, pure acknowledgements). `ack + 1` on a pure acknowledgement asks to send again from
@@ -400,7 +409,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     ack: Natural
     """Highest number received without a gap."""
     message: AnyMessage | None = None
-    """None: a pure acknowledgement."""
+    """The message; None: the frame only acknowledges."""
 
 
 AnyMessage = (
