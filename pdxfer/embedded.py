@@ -121,8 +121,12 @@ class EmbeddedAgent:
         self._end(self.config.drain_deadline_s)
 
     def _abandon(self) -> None:
-        """End at once: transfers that are live fail at both ends."""
-        self._end(0.0)
+        """End at once: transfers that are live fail at both ends. The folder goes in any case."""
+        try:
+            self._end(0.0)
+        finally:
+            if self._folder is not None:
+                self._folder.close()
 
     def _end(self, drain_s: float) -> None:
         if self._home != process.current():

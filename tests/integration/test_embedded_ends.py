@@ -55,7 +55,6 @@ def child(folder, code, *, ends=None, environment=None):
     )
     if ends is not None:
         assert done.returncode == ends, done.stderr
-    assert "nanobind" not in done.stderr  # which tells of a lane that nobody closed
     return done
 
 
@@ -103,8 +102,21 @@ WAYS = {
 @pytest.mark.ucx
 @pytest.mark.parametrize(("code", "ends"), WAYS.values(), ids=WAYS)
 def test_a_process_ends_and_leaves_nothing(tmp_path, code, ends):
-    child(tmp_path, code, ends=ends)
+    done = child(tmp_path, code, ends=ends)
     assert left_in(tmp_path) == []
+    assert "nanobind" not in done.stderr  # which tells of a lane that nobody closed
+
+
+@pytest.mark.ucx
+def test_a_process_ends_where_its_agent_hangs_and_says_so(tmp_path):
+    hangs = (
+        "import time\nfrom pdxfer import limits\nkept = live()\n"
+        "limits.ENGINE_CLOSE_DEADLINE_S = 0.2\n"
+        "kept[0]._loop.call_soon_threadsafe(time.sleep, 1000)"
+    )
+    done = child(tmp_path, hangs, ends=0)
+    assert left_in(tmp_path) == []
+    assert "the embedded prefill agent did not stop within" in done.stderr
 
 
 @pytest.mark.ucx
