@@ -186,20 +186,23 @@ class Matching:
                 self.sends.pump(sending)
                 return
         for source_worker, room in peer.waiting.keys(message.generation):
-            full = self._no_space(peer, room, message)
-            if full is not None and source_worker == message.source_worker:
-                peer.waiting.drop(message.generation)
+            if source_worker != message.source_worker:
+                continue
+            error: PdxferError | None
+            if peer.waiting.placed(message.generation, source_worker):
+                error = _placed_twice(room)
+            else:
+                error = self._no_space(peer, room, message)
+            if error is not None:
+                peer.abort_waiting(message.generation, error)
                 peer.bury(message.generation)
-                self.sends.tell_failed(peer.peer_id, message.generation, source_worker, full)
+                self.sends.tell_failed(peer.peer_id, message.generation, source_worker, error)
                 return
         peer.waiting.place(message)
 
     def _place(self, peer: DecodePeer, sending: Sending, leg: Leg, place: Place) -> None:
         if leg.place is not None:
-            self.sends.fail(
-                sending,
-                RemoteProtocolError(f"room {sending.room}: its pages were placed twice"),
-            )
+            self.sends.fail(sending, _placed_twice(sending.room))
             return
         full = self._no_space(peer, sending.room, place)
         if full is not None:
@@ -213,3 +216,8 @@ class Matching:
         leg.place, leg.pages = msgspec.structs.replace(place, groups={}), pages
         peer.legs_bytes += leg.pages_bytes
         sending.moved = True
+
+
+def _placed_twice(room: int) -> RemoteProtocolError:
+    """Of two lists of pages for one receive, nobody can say which one decode holds."""
+    return RemoteProtocolError(f"room {room}: its pages were placed twice; Place is said once")

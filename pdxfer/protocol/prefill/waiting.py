@@ -69,6 +69,16 @@ class Waiting:
             self._forget(receive)
         return taken
 
+    def placed(self, generation: int, worker: int) -> bool:
+        """Whether the receive of this generation from a source worker has its pages already."""
+        return any(
+            receive.place is not None
+            for key in self.keys(generation)
+            if key[0] == worker
+            for receive in self._of_send[key].values()
+            if receive.generation == generation
+        )
+
     def place(self, place: Place) -> None:
         """Put pages to a receive; an unknown one is dead already."""
         for key in self.keys(place.generation):

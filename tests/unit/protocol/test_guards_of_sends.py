@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from pdxfer import limits
 from pdxfer.errors import LocalProtocolError, PeerError, RemoteProtocolError
 from pdxfer.layout import Rank
 from pdxfer.protocol.effects import Cancel, ClosePath, OpenPath, Post, PostCommit
@@ -11,7 +12,17 @@ from pdxfer.protocol.given import GivenChunk
 from pdxfer.protocol.prefill.machine import PrefillMachine
 from pdxfer.protocol.state import State
 from pdxfer.protocol.workers import Worker
-from pdxfer.wire.messages import Abort, Attach, Drained, Failed, GroupPages, Matched, Place, Receive
+from pdxfer.wire.messages import (
+    Abort,
+    Attach,
+    Committed,
+    Drained,
+    Failed,
+    GroupPages,
+    Matched,
+    Place,
+    Receive,
+)
 from tests.support.cluster import Cluster, full
 from tests.support.transfers import (
     layout,
@@ -286,6 +297,64 @@ def test_a_second_place_fails_the_send_and_writes_nothing(opened):
     assert not any(isinstance(e, Post) for e in effects)
     assert isinstance(sending.error, RemoteProtocolError)
     assert "placed twice" in str(sending.error)
+
+
+@pytest.mark.parametrize("with_receive", [True, False])
+def test_a_second_place_of_a_receive_that_waits_is_refused_and_replaces_nothing(with_receive):
+    machine = bare()
+    first = Place(generation=1, source_worker=0, tokens=8, groups=groups_of([5, 6]))
+    second = Place(generation=1, source_worker=0, tokens=8, groups=groups_of([9, 10]))
+    machine.on_message(OLD, receive_of(1, place=first if with_receive else None), 0.0)
+    if not with_receive:
+        machine.on_message(OLD, first, 0.0)
+    assert not told(machine)
+    machine.on_message(OLD, second, 0.0)
+    [(peer, message)] = told(machine)
+    assert (peer, type(message), message.generation) == (OLD, Failed, 1)
+    assert "placed twice" in message.text
+    sending = machine.open(0, 7, 0, deadline=60.0, lease_s=30.0)
+    assert sending.state is State.FAILED
+    assert "placed twice" in str(sending.error)
+    machine.on_message(OLD, Abort(generation=1), 0.0)
+    assert (OLD, Drained(generation=1)) in told(machine)
+
+
+def test_drained_is_said_unasked_once_a_failed_send_has_nothing_on_the_lane():
+    cluster, prefill, decode = one_batch()
+    life = decode.machine.incarnation
+    prefill.machine.send(0, 0, GivenChunk(full([2]), last=False))
+    prefill.machine.take_effects()
+    prefill.machine.on_batch(life, 1, 0, 0, length_bytes=0, runs=0, error="no answer", ended=True)
+    assert not any(isinstance(message, Drained) for _, message in told(prefill.machine))
+    prefill.machine.on_cancelled(life, 1)
+    assert told(prefill.machine).count((life, Drained(generation=1))) == 1
+    prefill.machine.on_message(life, Abort(generation=1), cluster.now)
+    assert (life, Drained(generation=1)) in told(prefill.machine), "and again where decode asks"
+
+
+def test_a_committed_receive_that_waits_is_forgotten_when_no_send_comes_in_time():
+    machine = bare()
+    machine.on_message(OLD, receive_of(1), 0.0)
+    machine.on_message(OLD, Committed(generation=1), 10.0)
+    peer = machine.peers[OLD]
+    machine.tick(10.0 + limits.UNMATCHED_DEADLINE_S - 0.1)
+    assert 1 in peer.waiting, "a send that owes it nothing may still come"
+    assert 1 in peer.committed
+    machine.tick(10.0 + limits.UNMATCHED_DEADLINE_S)
+    assert 1 not in peer.waiting
+    assert 1 not in peer.committed
+
+
+def test_a_peer_that_names_more_workers_than_an_agent_has_ends_its_session(monkeypatch):
+    monkeypatch.setattr(limits, "WORKERS_PER_AGENT_MAX", 2)
+    machine = PrefillMachine(b"p" * 16)
+    workers = [Worker(n, str(n), Rank(), layout(), "never", ()).info() for n in range(3)]
+    attach = msgspec.structs.replace(attach_of(b"one"), workers=workers[:2])
+    machine.on_message(OLD, attach, 0.0)
+    assert set(machine.peers[OLD].workers) == {0, 1}
+    with pytest.raises(RemoteProtocolError, match="names 3 workers, at most 2"):
+        machine.on_message(OLD, msgspec.structs.replace(attach, workers=workers), 0.0)
+    assert set(machine.peers[OLD].workers) == {0, 1}, "nothing has changed"
 
 
 def test_a_second_receiver_with_the_index_of_the_first_is_refused_alone():

@@ -54,6 +54,20 @@ def test_a_receive_that_goes_on_over_another_side_needs_the_proof_of_that_one_to
     assert decode.shown[0, 0].state is State.FAILED
 
 
+def test_a_proof_of_a_whole_life_says_nothing_of_a_receive_that_goes_on():
+    cluster, prefill, decode = pair()
+    theirs = prefill.machine.incarnation
+    receive(cluster, decode)
+    receiving = decode.machine.live[1]
+    decode.machine.sender_silent(theirs)
+    assert receiving.told[theirs], "it may still be written over the side that it was told over"
+    decode.machine.abort(0, 0, "enough", cluster.now)
+    assert receiving.state is State.FENCING
+    decode.machine.receiver_closed(theirs, "revoked")
+    decode.pump()
+    assert decode.shown[0, 0].state is State.FAILED
+
+
 def test_what_has_failed_is_not_written_over_a_side_made_later():
     cluster, prefill, decode = pair()
     theirs = prefill.machine.incarnation
