@@ -82,8 +82,9 @@ class PlannedChunk:
     def intervals(self, runs_max: int) -> Iterator[PlannedChunk]:
         """This chunk in stretches of the canonical order that need about `runs_max` runs each.
 
-        Every stretch begins and ends at a destination page. A chunk that is small enough comes back
-        as it is; nothing of a stretch is planned before it is asked for.
+        Every stretch begins and ends at a destination page, and holds bytes: what has none, such as
+        a group of which no chosen layer goes to this destination, is left out. A chunk that is
+        small enough comes back as it is; nothing is planned before it is asked for.
         """
         pages_max = max(1, int(runs_max / max(self.plan.runs_per_page, 1e-9)))
         if self.pages <= pages_max:
@@ -95,8 +96,10 @@ class PlannedChunk:
                 part = replace(
                     self, ranges={name: span}, first_byte=first_byte, whole=self.chunk_ranges
                 )
-                first_byte += part.length_bytes
-                yield part
+                length_bytes = part.length_bytes
+                if length_bytes:
+                    first_byte += length_bytes
+                    yield part
 
     @property
     def pages(self) -> int:

@@ -191,6 +191,7 @@ def check_intervals(chunk, runs_max, whole_bytes):
     at = 0
     for part in chunk.intervals(runs_max):
         assert part.first_byte == at
+        assert part.length_bytes or part is chunk, "a stretch without bytes has no ticket to end it"
         assert part.batches().length_bytes == part.length_bytes
         at += part.length_bytes
     assert at == whole_bytes

@@ -1,0 +1,58 @@
+"""Chunks that leave interval by interval: each ends, and what ends in between stops the rest."""
+
+import numpy as np
+import pytest
+
+from pdxfer import limits
+from pdxfer.layout import Pages, combine
+from pdxfer.protocol.given import GivenChunk, GivenPlaces
+from pdxfer.protocol.state import State
+from tests.unit.protocol.test_machines import Pair, layout
+
+PAGES = 8
+
+
+@pytest.fixture(autouse=True)
+def _every_page_is_an_interval(monkeypatch):
+    monkeypatch.setattr(limits, "INTERVAL_RUNS", 1)
+
+
+def hybrid():
+    return combine(layout(layers=(0, 2)), layout(layers=(1, 3), group="window"))
+
+
+def in_both_groups():
+    ids = np.arange(1, PAGES + 1, dtype=np.int64)
+    return {"full": Pages(ids, 0), "window": Pages(ids, 0)}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("first", [(0, 2), (1, 3), (1, 2)])
+def test_pages_of_a_group_without_a_chosen_layer_do_not_hold_up_a_large_chunk(seed, first):
+    """A lane ends what it was given: an interval without bytes would be waited for in vain."""
+    source = hybrid()
+    pair = Pair(seed, source, hybrid())
+    pair.decode.machine.receive(
+        0,
+        7,
+        0,
+        ("tcp://prefill:1",),
+        deadline=pair.cluster.now + 60,
+        now=pair.cluster.now,
+        place=GivenPlaces(in_both_groups(), PAGES * 4),
+    )
+    pair.decode.pump()
+    pair.open()
+    rest = sorted({0, 1, 2, 3} - set(first))
+    for layers, last in ((list(first), False), (rest, True)):
+        pair.prefill.machine.send(0, 0, GivenChunk(in_both_groups(), layers=layers, last=last))
+        pair.prefill.pump()
+        pair.cluster.run()
+    assert pair.at_decode().state is State.COMMITTED
+    assert pair.at_prefill().state is State.COMMITTED
+    for group, layers in (("full", (0, 2)), ("window", (1, 3))):
+        for layer in layers:
+            for slot in range(4, 4 * (PAGES + 1)):
+                region, at = source.locate("k", layer, slot, 0, group=group)
+                sent = pair.prefill.memory[0][region][at : at + 16]
+                assert np.array_equal(sent, pair.decode.memory[0][region][at : at + 16])
