@@ -39,7 +39,8 @@ __all__ = [
 ]
 
 _AT_EXIT_PRIORITY = 100
-"""Of what runs when the interpreter ends: before whatever has none."""
+"""Priority among the finalizers of a process that ends: agents end before whatever has no
+priority."""
 
 
 class EmbeddedAgent:
@@ -52,7 +53,7 @@ class EmbeddedAgent:
     """
 
     addresses: tuple[str, ...] = ()
-    """Of a prefill agent: what decode workers pass as `prefill`."""
+    """Addresses of a prefill agent, which decode workers pass as `prefill`; empty at decode."""
 
     def __init__(self, config: AgentConfig) -> None:
         self._home = process.current()
@@ -98,7 +99,7 @@ class EmbeddedAgent:
         self._ended.set()
 
     def begin(self, thread: threading.Thread, agents: Sequence[EmbeddedAgent]) -> None:
-        """From here on it runs with these on that thread, and `close` waits for its end."""
+        """Note that it runs, with these agents on that thread; `close` waits for its end."""
         self._ended.clear()
         self._thread, self._on_thread = thread, agents
 
@@ -177,7 +178,7 @@ class BothAgents:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        """As the `__exit__` of each."""
+        """Close both agents; at once where the block failed, so that its error is not held up."""
         try:
             self.decode.__exit__(kind, *exc)
         finally:

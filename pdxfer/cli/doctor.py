@@ -41,7 +41,7 @@ class Finding:
     good: bool
     text: str
     needed_by: tuple[str, ...] = ()
-    """Lanes that cannot serve without it; empty: nice to know."""
+    """Lanes that cannot serve without it; empty where it is only information."""
 
 
 Check = Callable[[], Finding]

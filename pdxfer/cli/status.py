@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import argparse
 
 _UCRED: Final = struct.Struct("3i")
-"""Of SO_PEERCRED: pid, uid, gid."""
+"""Form of what SO_PEERCRED gives: pid, uid and gid."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +56,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def ask(socket_path: str, timeout_s: float) -> AgentStatus:
-    """One question, one answer.
+    """Ask the agent at a socket for its status, and return its answer.
 
-    Raises:  DaemonUnavailableError when nobody answers there; one who is there and silent is named.
+    Raises: DaemonUnavailableError when nobody answers there; its text names a process that listens
+    and is silent.
     """
     try:
         channel = Channel(socket_path)
@@ -95,7 +96,7 @@ def silent(socket_path: str) -> str:
 
 
 def _listener(socket_path: str) -> int:
-    """The process that listens there; 0: not seen from here."""
+    """The id of the process that listens there; 0 where this process cannot see it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         probe.connect(socket_path)
@@ -105,7 +106,7 @@ def _listener(socket_path: str) -> int:
 
 
 def plain(status: AgentStatus) -> dict[str, object]:
-    """As JSON values."""
+    """The status as JSON values."""
     values: dict[str, object] = msgspec.to_builtins(status)
     values["incarnation"] = status.incarnation.hex()
     for inside in ("t", "request"):
@@ -115,7 +116,7 @@ def plain(status: AgentStatus) -> dict[str, object]:
 
 
 def text(status: AgentStatus) -> str:
-    """As lines."""
+    """The status as lines of text."""
     state = "stopping" if status.stopping else "serving"
     used = ", ".join(status.lanes_in_use) or "none"
     lines = [

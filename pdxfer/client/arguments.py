@@ -162,7 +162,7 @@ def check_aux(aux: bytes, *, last: bool) -> bytes:
 
 
 def check_addresses(prefill: str | Sequence[str]) -> list[str]:
-    """As a list. Raises: ConfigError unless it is an address or a list of them."""
+    """The addresses as a list. Raises: ConfigError unless it is an address or a list of them."""
     given: object = prefill
     items = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     addresses = [str(item) for item in items if item and _is_text(item)]

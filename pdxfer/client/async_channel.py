@@ -90,7 +90,7 @@ class AsyncChannel(Line):
         self._gathering += 1
 
     def let_go(self) -> None:
-        """Post what was gathered."""
+        """Post what was gathered, as one message."""
         self._gathering -= 1
         if not self._gathering:
             self._pack()

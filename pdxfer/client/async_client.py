@@ -24,7 +24,8 @@ T = TypeVar("T", bound=AsyncTransfer)
 class AsyncClient(Book[T], Generic[T]):
     """A worker's connection to its agent, for tasks of one event loop (asyncio or uvloop).
 
-    Same names, arguments, states and errors as `Client`; what waits there is a coroutine here.
+    It has the names, arguments, states and errors of `Client`; what waits there is a coroutine
+    here.
     `await create(...)` attaches, and so does `async with` with a client just made.
 
     Threads: the loop's only; it starts none. No call blocks the loop. Use on another loop raises

@@ -27,7 +27,7 @@ class AsyncReceiving(ReceivingRecord, AsyncTransfer):
 
 
 class AsyncConnecting(ConnectingRecord):
-    """What comes of a `connect` that nobody waits for. It ends by its `timeout_s` at the latest."""
+    """A comparison of layouts under way, from `connect(wait=False)`; its `timeout_s` ends it."""
 
     wait = awaited(ConnectingRecord._wait)
 
@@ -64,10 +64,10 @@ class AsyncDecodeClient(DecodeBook[AsyncReceiving], AsyncClient[AsyncReceiving])
 
         Args:
             prefill: address of the prefill agent, or of each one that has ranks of the instance.
-            timeout_s: how long the prefill side may take to be there whole.
+            timeout_s: how long it may take until all ranks of the prefill instance are there.
             wait: False: return at once. The verdict is asked of what is returned.
 
-        Returns: how requests will be moved; with `wait=False` what tells that once it is known.
+        Returns: how requests will move; with `wait=False` the `AsyncConnecting` that will tell it.
 
         Raises:
             LayoutMismatchError: the caches cannot be joined; names each field and both values.

@@ -12,7 +12,8 @@ from pdxfer.client.sending import PrefillBook, SendingRecord
 from pdxfer.client.waiting import awaited
 
 _EVENT_POLL_S: Final = 0.0005
-"""A GPU event has nothing that a loop could wait for, so it is asked; a kernel takes about this."""
+"""How often an async client asks a GPU event whether it is done, since an event loop cannot wait
+for one. A kernel takes about this long."""
 
 
 class AsyncEvent(Protocol):

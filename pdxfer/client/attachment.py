@@ -32,7 +32,7 @@ class Attachment:
 
     board: BoardReader
     word: Callable[[int], int]
-    """The board's word of a slot."""
+    """Reads the board's word of a slot."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Attachment:
         self.cache = cache
         self.layout = cache.layout
         self.rank = rank
-        """Of this worker in its instance."""
+        """Rank of this worker in its instance."""
         self.instance = instance
         """Name of the model instance this worker is a rank of."""
         self._prepare()
@@ -110,16 +110,16 @@ class Attachment:
         """Make what a client needs before its first life of an agent."""
 
     def _begin(self) -> None:
-        """The arguments are good."""
+        """Take over the arguments, which were checked."""
 
     def _make_channel(self, socket_path: str) -> Line:
-        """The connection, not made yet."""
+        """Make the object of the connection, unconnected."""
         raise NotImplementedError
 
     def _begin_life(self, channel: Line) -> None:
-        """What there is of one life of the agent."""
+        """Make what the client has for one life of its agent: connection, board, proofs."""
         self.channel = channel
-        """To the agent."""
+        """The connection to the agent."""
         self._proofs = Proofs(self.role)
         channel.on_message = self._on_message
         channel.on_board = self._settle_changed

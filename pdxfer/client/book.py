@@ -68,12 +68,12 @@ class Book(Attachment, Generic[R]):
     def _begin_life(self, channel: Line) -> None:
         super()._begin_life(channel)
         self._live: dict[int, R] = {}
-        """By slot: transfers whose slot the agent has not got back."""
+        """Transfers whose slots the agent has not got back, by slot."""
         self._by_request: dict[int, R] = {}
 
     # -- what an application calls -------------------------------------------------------------
     def finished(self) -> list[R]:
-        """Transfers of which something is to be known since the last call.
+        """List the transfers whose pages came back, or that were quarantined, since the last call.
 
         Each is listed once when its pages are the worker's again: at prefill SENT (or COMMITTED or
         FAILED without it), at decode COMMITTED or FAILED. One that FAILS after SENT is listed again
@@ -315,7 +315,7 @@ class Book(Attachment, Generic[R]):
                 self._inherited.remove(each)
 
     def _settle(self, transfer: R) -> None:
-        """With `_lock` held."""
+        """Settle one transfer; the caller holds `_lock`."""
         word = self.word(transfer.slot)
         if word == transfer.settled_word and not word & ORPHANED:
             return

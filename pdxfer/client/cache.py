@@ -48,7 +48,7 @@ class EmbeddedAgent(Protocol):
 _HELD: weakref.WeakKeyDictionary[EmbeddedAgent, dict[int, list[object]]] = (
     weakref.WeakKeyDictionary()
 )
-"""By agent of this process and client: what the agent may still write."""
+"""Memory that an embedded agent may still write, by agent and client."""
 
 
 def hold_cache(agent: EmbeddedAgent, client: object, cache: Cache) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ConnectingRecord:
-    """What comes of a `connect` that nobody waits for. It ends by its `timeout_s` at the latest."""
+    """A comparison of layouts under way, from `connect(wait=False)`; its `timeout_s` ends it."""
 
     def __init__(self, channel: Line, message: ConnectPeer, rank: Rank) -> None:
         self._channel = channel
@@ -62,7 +62,7 @@ class ConnectingRecord:
 
     @property
     def verdicts(self) -> dict[tuple[Rank, Rank], PlanSummary | PdxferError]:
-        """By (source rank, this worker's rank): the plan of the pair, or why there is none.
+        """For each (source rank, this worker's rank): their plan, or why there is none.
 
         Empty while nothing is known, and where the ranks of the other side did not become known.
         """

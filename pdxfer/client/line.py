@@ -69,7 +69,7 @@ class Line:
         self.on_failure: Callable[[], None] = _nothing
         """Called once, when the connection has become unusable."""
         self.failure: PdxferError | None = None
-        """Why the connection is unusable; None while it is fine."""
+        """Why the connection is unusable; None while it can be used."""
         self.home = process.current()
         """The process that may use it."""
         self._inbox: Inbox[FromAgent] = Inbox(FromAgent)
@@ -78,16 +78,16 @@ class Line:
         """Where those wait who wait for anything on the board."""
         self._posted_bytes = 0
         self._gathering = 0
-        """How many `gather` are open."""
+        """How many calls of `gather` wait for their `let_go`."""
         self.together = 0
-        """How many of them are a caller's, who must not wait inside."""
+        """How many of these calls come from `together`, inside of which nobody may wait."""
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._sent = Bell()
         self._eventfd = -1
         self._ids = itertools.count(1)
         self._answers: dict[int, Answer] = {}
-        """By request that is awaited."""
+        """Answers that somebody waits for, by their request number."""
 
     def new_request(self) -> int:
         """A number that no other request of this connection has."""
@@ -227,7 +227,7 @@ class Line:
         raise NotImplementedError
 
     def unanswered(self, message: LocalMessage, timeout_s: float) -> DaemonUnavailableError:
-        """The agent is silent."""
+        """The error of a request that the agent has not answered in time."""
         return DaemonUnavailableError(
             f"the agent at {self.socket_path} did not answer {type(message).__name__} within "
             f"timeout_s={timeout_s:g}",
@@ -327,7 +327,7 @@ class Line:
 
 
 def not_accepting(socket_path: str, timeout_s: float) -> DaemonUnavailableError:
-    """The agent's backlog stayed full."""
+    """The error of a connection that the agent did not accept, since its backlog stayed full."""
     return DaemonUnavailableError(
         f"the agent at socket_path={socket_path} does not accept within timeout_s={timeout_s:g}",
         retryable=True,
@@ -335,7 +335,7 @@ def not_accepting(socket_path: str, timeout_s: float) -> DaemonUnavailableError:
 
 
 def not_connected(socket_path: str, error: OSError) -> PdxferError:
-    """Connecting failed at once."""
+    """The error of a connection that failed at once."""
     if error.errno is None:
         return ConfigError(f"socket_path={socket_path}: {error}")
     remedy = (
@@ -373,12 +373,12 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 def _ignore(message: FromAgent) -> None:
-    """Nobody listens yet."""
+    """Ignore a message: nobody has set a callback yet."""
 
 
 def _ignore_with_fds(message: FromAgent, fds: list[int]) -> None:
-    """Nobody listens yet."""
+    """Ignore a message with descriptors: nobody has set a callback yet."""
 
 
 def _nothing() -> None:
-    """Nobody listens yet."""
+    """Ignore a call: nobody has set a callback yet."""

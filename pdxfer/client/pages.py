@@ -64,7 +64,7 @@ def normalise(
 
 
 def _without_null(group: Group, listed: Pages, null_page: int) -> Pages:
-    """The pages without those that are none; states have no such.
+    """Each list without the ids that stand for no page. Lists of states have none.
 
     Raises: ConfigError: the id is one of a page.
     """
@@ -117,5 +117,5 @@ def check_layers(layout: KVLayout, layers: Iterable[int]) -> list[int]:
 
 
 def pack(groups: Mapping[str, Pages]) -> dict[str, GroupPages]:
-    """As they travel."""
+    """The pages of each group as they travel to the agent: packed ids with their first token."""
     return {name: pack_group(listed) for name, listed in groups.items()}

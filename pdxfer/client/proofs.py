@@ -70,7 +70,7 @@ class Proofs:
 
     def __init__(self, role: str) -> None:
         self.process: AgentProcess | None = None
-        """Of the agent, once there is a connection."""
+        """The agent's process, once there is a connection."""
         self._writers = Writers() if role == "decode" else None
 
     def hear(self, message: FromAgent, fds: list[int]) -> None:
@@ -117,9 +117,9 @@ class Writers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pidfds: dict[bytes, int] = {}
-        """By prefill incarnation; -1: that process has ended."""
+        """Descriptors of processes by prefill incarnation; -1 where the process has ended."""
         self._of_transfer: dict[int, TransferWriters] = {}
-        """By slot, where there are several."""
+        """The writers of a transfer by slot, where it has several."""
 
     def hear(self, message: FromAgent, fds: list[int]) -> None:
         """Take what an agent says of writers, and the descriptors of it out of `fds`."""
@@ -178,7 +178,7 @@ class Writers:
         return pidfd < 0
 
     def _forget_ended(self) -> None:
-        """Descriptors of processes that have ended are of no more use; that they have ended is."""
+        """Close the descriptors of processes that have ended, and keep that they have."""
         for incarnation in list(self._pidfds):
             self._has_ended(incarnation)
 
@@ -191,7 +191,7 @@ def has_ended(pidfd: int) -> bool:
 
 
 def _open_pidfd(sock: socket.socket, pid: int) -> int:
-    """Of the connected process; -1 where it cannot be had, as for another pid namespace."""
+    """A descriptor of the connected process; -1 where its pid namespace is another."""
     try:
         fd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:

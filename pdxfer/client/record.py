@@ -38,36 +38,41 @@ if TYPE_CHECKING:
     from pdxfer.wire.messages import GroupPages
 
 _STATES: Final = (State.WAITING, *State)
-"""By the low byte of a word. 0 is a free slot, never met with the transfer's own sequence."""
+"""The states by the low byte of a word. 0 marks a free slot, which no transfer meets under its own
+sequence number."""
 _PROGRESS: Final = (State.WAITING, State.READY, State.MOVING, State.SENT, State.COMMITTED)
 _REACHED: Final = {
     until: frozenset(_PROGRESS[position:]) for position, until in enumerate(_PROGRESS)
 }
 BAD: Final = frozenset({State.FENCING, State.QUARANTINED, State.FAILED})
-"""Failed, or about to."""
+"""States of a transfer that has failed or is about to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a transfer came to."""
+    """The result of a transfer: what was moved, how, and when."""
 
     length_bytes: int
-    """Of the cache, moved; 0 before SENT."""
+    """Bytes of the cache that were moved; 0 before SENT."""
     runs: int
-    """Contiguous copies it took."""
+    """How many contiguous copies these bytes took."""
     aux: bytes
-    """At decode: what the prefill worker sent beside the cache."""
+    """What the prefill worker sent beside the cache, at decode only."""
     lane: str
-    """How the bytes travelled."""
+    """Name of the lane that the bytes travelled by."""
     matched_s: float | None = field(default=None, repr=False)
-    """When both sides had come: `time.monotonic()` of this host, as this side's agent learnt of it.
-    None, as in those below: not yet, or not known."""
+    """When both sides had come, in seconds of this host's `time.monotonic()`, as this side's agent
+    learnt of it; None where that is not known, or not yet."""
     first_byte_s: float | None = field(default=None, repr=False)
-    """When bytes were on their way. Not known where decode hears of them by their commit alone."""
+    """When the first bytes were on their way, in seconds of this host's `time.monotonic()`; None
+    where that is not known. Decode does not know it where it hears of the bytes only by their
+    commit."""
     last_byte_s: float | None = field(default=None, repr=False)
-    """When all bytes were in place."""
+    """When all bytes were in place, in seconds of this host's `time.monotonic()`; None where that
+    is not known, or not yet."""
     committed_s: float | None = field(default=None, repr=False)
-    """When every decode worker (at decode: this one) had committed."""
+    """When every decode worker (at decode: this one) had committed, in seconds of this host's
+    `time.monotonic()`; None where that is not known, or not yet."""
 
 
 class Owner(Protocol):
@@ -80,17 +85,17 @@ class Owner(Protocol):
 
     @property
     def channel(self) -> Line:
-        """To the agent."""
+        """The connection to the agent."""
         ...
 
     @property
     def layout(self) -> KVLayout:
-        """Of the attached cache."""
+        """Layout of the attached cache."""
         ...
 
     @property
     def rank(self) -> Rank:
-        """Of the worker in its instance."""
+        """Rank of the worker in its instance."""
         ...
 
     @property
@@ -129,9 +134,9 @@ class TransferRecord:
         self.tag = tag
         """What the caller gave; nobody else looks at it."""
         self.slot = opening.transfer
-        """On the status board."""
+        """The transfer's slot on the status board."""
         self.sequence = opening.sequence
-        """Which use of the slot."""
+        """Which use of the slot the transfer is, counted from 1."""
         self.request = opening.request
         """Number of the request that opened it; the agent refuses a chunk under this number."""
         self.holds_pages = False
@@ -141,7 +146,7 @@ class TransferRecord:
         self.final: State | None = None
         """Set once by the client, when the agent may use the slot again."""
         self.outcome: Outcome | None = None
-        """The agent's last word."""
+        """What the agent has last told of the transfer's end; None: nothing yet."""
         self._heard: set[int] = set()
         self.refusal: Refused | None = None
         """Why the agent did not take a chunk or the pages. The rest cannot make up for it, so the
@@ -156,9 +161,9 @@ class TransferRecord:
         self.to_be_told = False
         """Whether the next `finished` lists it."""
         self.prefill: list[str] = []
-        """At decode: addresses of the prefill agents."""
+        """Addresses of the prefill agents, where this is a receive."""
         self.placed_groups: dict[str, GroupPages] = {}
-        """At decode: its pages, packed, once they are placed."""
+        """The packed pages of a receive, once they are placed."""
         self.unwanted = False
         """Whether whoever asked for it has given up, or was refused: nobody knows of it."""
         self._client = client
@@ -212,7 +217,10 @@ class TransferRecord:
             self._prefix_tokens = outcome.prefix_tokens
 
     def go_on(self, slot: int, sequence: int) -> tuple[object, ...]:
-        """It goes on in a slot of the client's new board, given up; where it was, for `go_back`."""
+        """Go on in a slot of the client's new board, as a transfer that is given up.
+
+        Returns where it was, for `go_back`.
+        """
         place = self.slot, self.sequence, self._channel, self._word, self._seen, self.settled_word
         self.slot, self.sequence, self.settled_word = slot, sequence, 0
         self._channel, self._word = self._client.channel, self._client.word
@@ -221,7 +229,7 @@ class TransferRecord:
         return place
 
     def go_back(self, place: tuple[Any, ...]) -> None:
-        """The new board did not come to be."""
+        """Return to the old board: the new one did not come to be."""
         self.slot, self.sequence, self._channel, self._word, self._seen, self.settled_word = place
 
     def note_final(self, state: State) -> None:
@@ -324,7 +332,7 @@ class TransferRecord:
         return self._told(state)
 
     def _agent_gone(self, state: State, failure: PdxferError) -> PdxferError:
-        """The end of the agent as this transfer's error."""
+        """The error of a transfer whose agent has ended."""
         back = "are the worker's again" if state is State.FAILED else "may still be in use"
         fence = "dead" if state is State.FAILED else "quarantined"
         return DaemonUnavailableError(

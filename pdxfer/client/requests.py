@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 
 def hello_message(request: int, role: str) -> WorkerHello:
-    """Who we are."""
+    """The first message of a worker: its version and role."""
     return WorkerHello(request=request, version=pdxfer.__version__, role=role, pid=os.getpid())
 
 
 def check_hello(answer: FromAgent, fds: Sequence[int], role: str, socket_path: str) -> AgentHello:
-    """Which agent this is. The descriptors stay the caller's.
+    """Check the agent's first message. The descriptors stay the caller's.
 
     Raises: ConfigError unless it is of our version and role; RemoteProtocolError.
     """

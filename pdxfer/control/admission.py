@@ -32,7 +32,7 @@ class Admission:
         self._allowed = allowed
         self._live = live
         self._key_of: dict[bytes, bytes] = {}
-        """Incarnation to the key that it first came with."""
+        """The key that each incarnation first came with."""
         self._unreadable_since: float | None = None
 
     def __len__(self) -> int:

@@ -68,7 +68,7 @@ class Connection:
     ) -> None:
         self.address = address
         self.problem = "no answer yet"
-        """What it last suffered, for the text of a timeout."""
+        """What last went wrong with the connection, for the text of a timeout."""
         self._routing_id = ROUTING_PREFIX + incarnation
         self._keys = keys
         self._read = read
@@ -77,7 +77,8 @@ class Connection:
         self._refused = refused
         self._socket: zmq.Socket[bytes] | None = None
         self.is_connected = False
-        """As its last event says; a peer that does not answer pings is disconnected."""
+        """Whether there is a connection, as its last event says; ZeroMQ drops that of a peer which
+        does not answer pings."""
         self._monitor: zmq.Socket[bytes] | None = None
         self._wakeups: list[Wakeup] = []
         self._retry: asyncio.TimerHandle | None = None
@@ -213,7 +214,7 @@ class Connection:
                 self._suffer("nothing accepts connections there")
 
     def _suffer(self, problem: str) -> None:
-        """A refusal says more than the break behind it."""
+        """Note what went wrong; a break does not replace the refusal before it, which says more."""
         if "handshake refused" not in self.problem:
             self.problem = problem
 

@@ -76,7 +76,7 @@ class _Setting:
         return Path(self.value)
 
     def wrong(self, what: str, *, file: Path | None = None, remedy: str = "") -> ConfigError:
-        """This setting, its value, what is wrong, what to do.
+        """The error of this setting: its value, what is wrong, and what to do.
 
         Args:    file: of a folder. remedy: instead of the usual one.
         """
@@ -87,7 +87,7 @@ class _Setting:
         )
 
     def unreadable(self, error: OSError, *, file: Path | None = None) -> ConfigError:
-        """What the system says of it."""
+        """The error for a file that cannot be read, with the system's reason."""
         denied = isinstance(error, PermissionError)
         return self.wrong(
             error.strerror or str(error),
@@ -119,7 +119,8 @@ class AllowList:
         )
         self._names: dict[bytes, str] = {}
         self._seen: tuple[tuple[str, int, int, int, int, int], ...] = ()
-        """Of each file: name, device, inode, times of content and of any change, size."""
+        """What was seen of each file when it was last read: name, device, inode, times of content
+        and of any change, size."""
         self._is_settled = False
         """Whether any later change must show in `_seen`."""
         self.refresh()

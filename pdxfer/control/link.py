@@ -148,7 +148,7 @@ class ControlLink:
 
     @property
     def problem(self) -> str:
-        """What keeps the peer from answering, in words."""
+        """Why the peer does not answer, in words; empty where nothing is known."""
         return self._connection.problem
 
     @property

@@ -50,7 +50,7 @@ class Links:
         self._make = make
         self._refused = refused
         self._links: dict[str, ControlLink] = {}
-        """By control address."""
+        """The links by control address."""
         self._needed_at: dict[str, float] = {}
         """Control address to when its link last had a session or was named by a room."""
         self._tasks: set[asyncio.Task[None]] = set()

@@ -68,9 +68,9 @@ class Peer:
     ) -> None:
         self.session = session
         self.answer: Hello | None = None
-        """Prefill: the `Hello` that answered, for repeats."""
+        """At prefill: the `Hello` that answered the peer's, to answer a repeat with."""
         self.rejection: Reject | None = None
-        """With what the peer ended the session."""
+        """The `Reject` by which the peer ended the session; None: it has not."""
         self._loop = loop
         self._callbacks = callbacks
         self._transmit = transmit
@@ -86,7 +86,7 @@ class Peer:
 
     @property
     def incarnation(self) -> bytes:
-        """The peer's; empty until it is known."""
+        """Incarnation of the peer; empty until it is known."""
         return self.session.remote or b""
 
     @property
@@ -152,7 +152,10 @@ class Peer:
 
     # -- receiving ---------------------------------------------------------------------------
     def take(self, envelope: Envelope) -> None:
-        """Number, then deliver. `settle` follows once the batch is read."""
+        """Check the frame's number, then deliver its message.
+
+        `settle` follows once the batch is read.
+        """
         try:
             messages = self.session.receive(envelope, self._loop.time())
         except (ProtocolError, PeerError) as error:

@@ -46,14 +46,15 @@ UNNUMBERED = (Hello, StaleSession, Heartbeat)
 
 
 class Belonging(Enum):
-    """Whose message an envelope is, seen from one session."""
+    """To which session an envelope belongs, seen from one session."""
 
     CURRENT = "current"
-    """Of this session: give it to `receive`."""
+    """The message is of this session: give it to `receive`."""
     STALE = "stale"
-    """Of an older life of either side, or of another session: answer `StaleSession`, never act."""
+    """The message is of an older life of either side, or of another session: answer `StaleSession`,
+    never act on it."""
     NEW_LIFE = "new_life"
-    """Of another life of the peer: this session is over."""
+    """The message is of another life of the peer: this session is over."""
     NEW_SESSION = "new_session"
     """The same lives begin anew, with a larger session counter: this session is over."""
 
@@ -72,7 +73,7 @@ class _Sent:
     number: int
     data: bytes
     at: float
-    """When it last left."""
+    """When the message was last sent."""
 
 
 class Session:
@@ -207,7 +208,7 @@ class Session:
         return frames
 
     def next_timer(self) -> float | None:
-        """When `due` next has something, or None."""
+        """The time at which `due` next has something; None: nothing is due."""
         if self.closed is not None or self.remote is None:
             return None
         times = [] if self._ack_at is None else [self._ack_at]
@@ -266,7 +267,10 @@ class Session:
 
     # -- receiving ---------------------------------------------------------------------------
     def belonging(self, envelope: Envelope) -> Belonging:
-        """Whether `receive` may have this envelope. Changes nothing."""
+        """To which session the envelope belongs, and so whether `receive` may have it.
+
+        Changes nothing.
+        """
         if envelope.destination not in (self.local, b""):
             return Belonging.STALE
         if not envelope.destination and not isinstance(envelope.message, Hello):

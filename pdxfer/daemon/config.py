@@ -180,7 +180,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], str]]] = {
     "advertise": _host,
     "lanes": _lane_names,
 }
-"""What is wrong with a value of the right type; empty: nothing."""
+"""Checks of a value of the right type. Each says what is wrong with it; an empty text: nothing."""
 
 
 def _settings() -> dict[str, Setting]:
@@ -203,7 +203,7 @@ _OF_DECODE: Final = {
         "opened on it",
     )
 }
-"""Rows that say something else at decode."""
+"""Rows whose text at decode is another one."""
 
 
 def settings_of(role: str) -> list[Setting]:
@@ -240,7 +240,7 @@ def resolve(
 
 
 def _check_keys(role: str, config: DaemonConfig) -> None:
-    """Refuses the keys of others without a key of its own, which would not be looked at."""
+    """Refuse keys of peers without a key of its own: they would not be looked at."""
     name = "client_keys" if role == "prefill" else "server_key"
     value = getattr(config, name)
     if value and not config.key_file:
@@ -252,7 +252,7 @@ def _check_keys(role: str, config: DaemonConfig) -> None:
 
 
 def agent_config(role: str, settings: DaemonConfig) -> AgentConfig:
-    """What the agent of this daemon is told."""
+    """The configuration of this daemon's agent."""
     own = {"ready_file", "log_level", "log_format"}
     values = {
         name: value for name, value in msgspec.structs.asdict(settings).items() if name not in own
@@ -268,7 +268,7 @@ def current_environment() -> dict[str, str]:
 
 
 def default_socket_path(role: str) -> str:
-    """Where the workers of this user find a daemon that was told nothing."""
+    """The socket path of a daemon that was given none."""
     return str(Path(tempfile.gettempdir()) / f"pdxfer-{os.getuid()}-{role}.sock")
 
 

@@ -17,7 +17,8 @@ from pdxfer import limits
 
 _logger = logging.getLogger("pdxfer.daemon")
 _ENOUGH: Final = 1 << 20
-"""Also where the hard limit is none: more are of no use, and some kernels refuse them."""
+"""Descriptors that a daemon asks for at most, also where the hard limit allows more: more are of no
+use, and some kernels refuse them."""
 
 
 def raise_limit() -> int:

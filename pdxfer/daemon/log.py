@@ -52,7 +52,7 @@ def _bytes_as_hex(value: object) -> object:
 
 
 def _other(value: object) -> object:
-    """What the encoder does not know."""
+    """A value of a type that the JSON encoder does not know, as text."""
     return str(value)
 
 

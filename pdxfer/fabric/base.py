@@ -53,7 +53,8 @@ class Capabilities:
     revoke_scope: Scope
     """What the receiver can end; that end is the proof `revoked`."""
     needs_pidfd: bool
-    """Besides `drained`, only the writer's death proves silence."""
+    """Where the sender has not said `drained`, only the end of its process proves that it writes
+    nothing more."""
     listener: Listener = Listener.RECEIVER
 
 
@@ -123,7 +124,7 @@ class CommitArrived:
 
 @dataclass(frozen=True, slots=True)
 class SenderLost:
-    """Decode: the path of `peer` has ended, or broken; its receive side is gone."""
+    """Decode: the path from `peer` has ended or broken, and its receive side is gone."""
 
     peer: bytes
     error: str
@@ -183,13 +184,13 @@ class Write:
     generation: int
     source_worker: int
     number: int
-    """Of the chunk, from 0 for each generation and source worker."""
+    """Number of the chunk, counted from 0 for each generation and source worker."""
     chunk: PlannedChunk
     source: Sequence[LocalRegion]
-    """Of the source worker, in the order of its layout's regions."""
+    """The source worker's memory, in the order of its layout's regions."""
     destination: Sequence[RemoteRegion]
-    """Of the destination worker, in the order of its layout's regions; a lane whose receiver places
-    does not look at them."""
+    """The destination worker's memory, in the order of its layout's regions. A lane whose receiver
+    places the bytes does not look at it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,18 +201,18 @@ class Destination:
     plan: Plan
     pages: Mapping[str, Pages]
     regions: Sequence[LocalRegion]
-    """Of the destination worker, in the order of its layout's regions."""
+    """The destination worker's memory, in the order of its layout's regions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tickets:
-    """What a post came to: one `Posted` follows for each ticket, whatever happens."""
+    """What a post has queued: one `Posted` follows for each ticket, whatever happens."""
 
     numbers: Sequence[int]
     length_bytes: int
-    """Of all of them."""
+    """Bytes that all tickets together move."""
     runs: int
-    """Contiguous pieces that they take."""
+    """Contiguous pieces that all tickets together take."""
 
 
 class Path(Protocol):
@@ -295,7 +296,8 @@ class Fabric(Protocol):
     lane: str
     capabilities: Capabilities
     version: str
-    """Of the library behind the lane; peers agree in major.minor. Empty: there is none."""
+    """Version of the library behind the lane, whose major.minor has to be the same at both ends;
+    empty where there is no library."""
 
     def fileno(self) -> int:
         """A descriptor that is readable when `drain` has something."""
@@ -315,7 +317,10 @@ class Fabric(Protocol):
 
     # prefill
     def send_address(self) -> bytes:
-        """What this sender calls itself; decode is told it and takes no other's path."""
+        """The address that this sender calls itself by.
+
+        Decode is told it, and takes a path from no other.
+        """
         ...
 
     def connect(self, peer: bytes, address: bytes, timeout_s: float) -> Path:

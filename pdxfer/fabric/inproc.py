@@ -79,7 +79,7 @@ class Hub:
 
     automatic: bool = False
     fabrics: dict[bytes, InprocFabric] = field(default_factory=dict)
-    """Address of a fabric to it."""
+    """The fabrics by their addresses."""
     frozen: set[bytes] = field(default_factory=set)
     """Addresses of sending fabrics whose work does not move (a stopped process)."""
     late: list[_LateBytes] = field(default_factory=list)
@@ -153,7 +153,7 @@ class InprocPath(SenderPlaces):
         self.fabric = fabric
         self.receiver = receiver
         self.life = receiver._receivers.get(fabric.identity, 0)
-        """Of the receive side it was opened to."""
+        """Life of the receive side that the path was opened to."""
         self.work: deque[_Work] = deque()
         self.closed = False
         self._failed: dict[int, str] = {}

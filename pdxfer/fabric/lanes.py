@@ -21,7 +21,7 @@ class Reach(Enum):
     """How far apart the two agents of a lane may be."""
 
     PROCESS = "one process"
-    """For tests; no configuration offers it."""
+    """The lane is for tests; no configuration offers it."""
     HOST = "one host and one pid namespace"
     NETWORK = "any two hosts"
 
@@ -31,11 +31,11 @@ class LaneSettings:
     """What an agent's configuration says to a lane that is being made."""
 
     ucx: str = "auto"
-    """Which UCX library: auto, wheel, system or a directory."""
+    """Which UCX library is loaded: auto, wheel, system or a directory."""
     net_device: str = ""
     """Network device to listen and send on; empty: any."""
     address_family: str = ""
-    """`inet` or `inet6`: of the address that was bound or advertised; empty: either."""
+    """Family of the address that was bound or advertised, `inet` or `inet6`; empty: either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Lane:
     """One way for bytes to travel."""
 
     name: str
-    """As in settings, messages and `status`."""
+    """Name of the lane in settings, messages and `status`."""
     board_code: int
-    """On the status board, 1 to 255; never given to another lane."""
+    """Number of the lane on the status board, 1 to 255; it is never given to another lane."""
     reach: Reach
     library: str
     """Library whose versions have to agree on both sides (`ucx`: major.minor); empty: none."""
@@ -53,7 +53,7 @@ class Lane:
     factory: str
     """`module:callable`, imported when the lane is really used; called with (name, settings)."""
     purpose: str
-    """For help texts: what moves how, in a few words."""
+    """What moves how, in a few words for help texts."""
 
     def make(self, settings: LaneSettings) -> Fabric:
         """Start the lane for one agent.

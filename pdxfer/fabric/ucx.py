@@ -136,7 +136,7 @@ class UcxFabric(SenderPlacesFabric):
         Args:
             lane: `tcp` or `cma`.
             ucx: As `PDXFER_UCX`; None: that variable, else `auto`.
-            net_device: Network devices, as `UCX_NET_DEVICES`; empty: all.
+            net_device: Network devices, written as in `UCX_NET_DEVICES`; empty: all.
             address_family: `inet` or `inet6`: of a device, UCX listens on the first address of this
                 family, and reaches peers of this family only; empty: IPv4 where a device has it.
             tcp_port_range: `first-last`, where UCX listens, one port for each path and each

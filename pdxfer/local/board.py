@@ -30,7 +30,7 @@ ORPHANED: Final = 0x80
 """Set in a word once the agent has ended: it is the last one."""
 STATE_BITS: Final = 0x7F
 _CHUNK_BITS: Final = 18
-"""`limits.CHUNKS_PER_TRANSFER_MAX` fits."""
+"""Bits of a word that count chunks; `limits.CHUNKS_PER_TRANSFER_MAX` fits into them."""
 _TOKENS_MAX: Final = (1 << 64 - _CHUNK_BITS) - 1
 
 
@@ -62,7 +62,8 @@ class BoardWriter:
         """
         self.slots = slots
         self.fd = os.memfd_create("pdxfer-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        """To be passed to the worker, which can map it only for reading."""
+        """Descriptor of the board's memory, to be passed to the worker, which can map it only for
+        reading."""
         try:
             os.ftruncate(self.fd, _core.board_bytes(slots))
             self._board = _core.BoardWriter(self.fd, slots, incarnation)
@@ -75,7 +76,7 @@ class BoardWriter:
             raise
         self._live: dict[int, tuple[int, Entry]] = {}
         self._last: dict[int, int] = {}
-        """Slot to the sequence of its last use."""
+        """The sequence number of the last use of each slot."""
 
     def take(self, slot: int, sequence: int, room: int) -> None:
         """Take the slot that the worker has chosen for a transfer; nothing is shown yet.
@@ -162,7 +163,7 @@ class BoardWriter:
 
     @property
     def live(self) -> int:
-        """Slots taken."""
+        """How many slots are taken."""
         return len(self._live)
 
     def close(self) -> None:
@@ -199,7 +200,10 @@ class BoardWriter:
 
 
 class BoardReader:
-    """The worker's side. Any thread. The mapping lives as long as this object."""
+    """The worker's side of the board, which only reads.
+
+    Any thread may use it. The mapping lives as long as this object.
+    """
 
     def __init__(self, fd: int, slots: int) -> None:
         """Map the board read-only; `fd` stays the caller's.
@@ -209,7 +213,7 @@ class BoardReader:
         self._board = _core.BoardReader(fd, slots)
         self.slots = slots
         self.incarnation = self._board.incarnation
-        """Of the agent that writes it."""
+        """Incarnation of the agent that writes the board."""
         self.word = self._board.word
         """`word(slot)` is `sequence << 8 | state`, with `ORPHANED` once the agent has ended: two
         memory reads, no other cost."""

@@ -139,7 +139,7 @@ class Outbox:
     def __init__(self) -> None:
         self._queue: deque[tuple[memoryview, list[int]]] = deque()
         self.queued_bytes = 0
-        """Not yet given to the kernel."""
+        """Bytes that the kernel has not been given yet."""
 
     def append(self, frame: bytes, fds: Sequence[int] = ()) -> None:
         """Queue a frame made by `encode`; the descriptors stay the caller's, to close at once."""

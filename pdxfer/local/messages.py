@@ -26,9 +26,9 @@ class TransferMessage(LocalMessage, frozen=True, kw_only=True):
     """
 
     transfer: int
-    """Board slot."""
+    """Slot of the worker's status board that shows the transfer."""
     sequence: int
-    """Which use of the slot; 1 is the first."""
+    """Counts the uses of the slot; the first is 1."""
 
 
 # -- worker to agent -------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True):
     very process, allowed only from the agent's own process (embedded)."""
     length_bytes: int
     offset_bytes: int = 0
-    """Of the region in the memfd."""
+    """Where the region begins in the memfd."""
     fd_index: int = -1
     """Which descriptor of the message; several regions may share one."""
     address: int = 0
@@ -100,7 +100,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
     groups: dict[str, GroupPages]
     tokens: int | None
-    """Of the whole request, known at the latest with the last chunk."""
+    """Tokens of the whole request, known at the latest with the last chunk."""
     layers: list[int] | None
     last: bool
     aux: bytes
@@ -136,20 +136,28 @@ class SendChunk(TransferMessage, frozen=True, kw_only=True, tag="send"):
 
 
 class OpenReceive(TransferMessage, frozen=True, kw_only=True, tag="receive"):
-    """Decode: bind a room; with `place` also its pages. Answered as `OpenSend` is."""
+    """Decode: bind a room; with `place` also its pages.
+
+    The answer is the board, which shows the transfer, or a `Refused` of this request.
+    """
 
     room: int
     prefill: list[str]
     deadline_s: float
     unreachable_s: float | None = None
-    """Fails, retryable, once an address has had no answer for so long; None: at the deadline."""
+    """How long a prefill address may go without an answer. Then the receive fails, retryable; None:
+    it waits until its deadline."""
     must_exist: bool = False
-    """Fails, retryable, where a source worker has no live send of the room when it is told."""
+    """Whether the receive fails, retryable, where a source worker has no live send of the room when
+    it is told of it."""
     place: Places | None = None
 
 
 class PlacePages(TransferMessage, frozen=True, kw_only=True, tag="place"):
-    """Decode: where the pages of a received room go. Answered as `SendChunk` is."""
+    """Decode: where the pages of a received room go.
+
+    Only the board answers; should the pages be refused, a `Refused` of the opening's request comes.
+    """
 
     place: Places
 
@@ -206,11 +214,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     instance: str
     rank: int
-    """Its index in the instance."""
+    """Index of the worker's rank in its instance."""
     length_bytes: int
-    """Of its memory."""
+    """Bytes of the memory that the worker has attached."""
     transfers: int
-    """Live ones, as its status board has them."""
+    """How many transfers of the worker are live, as its status board has them."""
 
 
 class TransferStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,13 +227,13 @@ class TransferStatus(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: int
     room: int
     generation: int
-    """0 at prefill, where one send may serve several."""
+    """Number of the receive; 0 at prefill, where one send may serve several receives."""
     state: str
     peers: list[str]
     """Incarnations of the other side, hexadecimal; at FENCING and QUARANTINED those that nothing
     proves silent yet."""
     reason: str = ""
-    """Why it is ending."""
+    """Why the transfer is ending; empty while nothing is wrong."""
 
 
 class AgentStatus(LocalMessage, frozen=True, kw_only=True, tag="status"):
@@ -237,14 +245,16 @@ class AgentStatus(LocalMessage, frozen=True, kw_only=True, tag="status"):
     incarnation: bytes
     addresses: list[str]
     lanes: list[str]
-    """Offered, best first."""
+    """Lanes that the agent offers, best first."""
     lanes_in_use: list[str]
     ucx_version: str
     workers: list[WorkerStatus]
     live_transfers: int
-    """Not final: those whose worker has gone count until nothing of them can land."""
+    """How many transfers are not final. Those of a worker that has gone count until no byte of them
+    can land."""
     transfers: list[TransferStatus]
-    """At most `limits.STATUS_TRANSFERS_MAX` of the live ones, quarantined ones first."""
+    """The live transfers one by one, quarantined ones first, at most
+    `limits.STATUS_TRANSFERS_MAX`."""
     stopping: bool
 
 
@@ -258,7 +268,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What was found of one source rank and this worker: a plan, or why there is none."""
 
     rank: RankInfo
-    """Of the source worker."""
+    """Rank of the source worker in its instance."""
     summary: dict[str, object] | None = None
     error: Refused | None = None
 
@@ -269,7 +279,7 @@ class Connected(LocalMessage, frozen=True, kw_only=True, tag="connected"):
     summary: dict[str, object] | None = None
     error: Refused | None = None
     verdicts: list[Verdict] = []
-    """One a source rank, as far as they are known."""
+    """One verdict for each source rank, as far as they are known."""
 
 
 class Refused(LocalMessage, frozen=True, kw_only=True, tag="refused"):
@@ -291,13 +301,13 @@ class Outcome(LocalMessage, frozen=True, kw_only=True, tag="outcome"):
     sequence: int
     state: int
     prefix_tokens: int | None = None
-    """Prefill, from READY on."""
+    """At prefill, from READY on: how many first tokens decode has already."""
     error: Refused | None = None
-    """At FENCING, QUARANTINED, FAILED."""
+    """The transfer's error, at FENCING, QUARANTINED and FAILED."""
     length_bytes: int = 0
     runs: int = 0
     aux: bytes = b""
-    """Decode, at COMMITTED."""
+    """At decode, at COMMITTED: what the prefill worker sent beside the cache."""
     lane: str = ""
     times: tuple[float, ...] = ()
     """`time.monotonic()` of this host, as the agent learnt of it: matched, first byte, last byte,
@@ -312,7 +322,7 @@ class Writer(LocalMessage, frozen=True, kw_only=True, tag="writer"):
     """
 
     incarnation: bytes
-    """Of the prefill agent in that process."""
+    """Incarnation of the prefill agent in that process."""
 
 
 class TransferWriters(LocalMessage, frozen=True, kw_only=True, tag="transfer_writers"):
@@ -324,7 +334,7 @@ class TransferWriters(LocalMessage, frozen=True, kw_only=True, tag="transfer_wri
     transfer: int
     sequence: int
     incarnations: list[bytes]
-    """Each has come with a `Writer`."""
+    """Incarnations of the prefill agents in those processes; a `Writer` has come for each."""
 
 
 FromWorker = (

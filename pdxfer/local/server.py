@@ -56,10 +56,11 @@ class Connection:
 
     def __init__(self, server: LocalServer, sock: socket.socket, pid: int, uid: int) -> None:
         self.pid = pid
-        """Of the worker's process, as the kernel says."""
+        """User id and process id of the worker, as the kernel gives them."""
         self.uid = uid
         self.pidfd = _open_pidfd(sock, pid)
-        """Readable once the worker's process is dead; -1: not to be had."""
+        """Descriptor of the worker's process, readable once that has ended; -1 where there is
+        none."""
         self.closed = False
         self._server = server
         self._loop = server.loop
@@ -328,7 +329,11 @@ class LocalServer:
 
 
 def _open_pidfd(sock: socket.socket, pid: int) -> int:
-    """Of the connected process; from the socket where the kernel can, so that no pid is reused."""
+    """A descriptor of the connected process.
+
+    Where the kernel can, it comes from the socket, so that it is never that of a later process with
+    the same pid.
+    """
     try:
         fd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:

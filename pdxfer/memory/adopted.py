@@ -39,7 +39,10 @@ _REMEDY: Final = (
 
 
 class _AdoptedMemory(SharedMemory):
-    """Its mapping is not ours to unmap: whoever made the memory does."""
+    """Memory under which a memfd was put.
+
+    Whoever made the memory unmaps it; this object never does.
+    """
 
     def __init__(self, fd: int, address: int, length_bytes: int, owner: object) -> None:
         there = (ctypes.c_ubyte * length_bytes).from_address(address)

@@ -21,7 +21,7 @@ class Mapping:
     mode: str
     """Four letters: `rwx` or `-` each, then `p` (private) or `s` (shared)."""
     inode: int
-    """Of the file behind it; 0: none."""
+    """Inode of the file behind the mapping; 0 where there is no file."""
     name: str
     """Path of the file, or a word of the kernel in brackets; empty: anonymous."""
 

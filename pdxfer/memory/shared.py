@@ -46,14 +46,14 @@ class MemoryRange:
     """A contiguous range of memory of this process that a layout's region lies in."""
 
     address: int
-    """Of its first byte, in this process."""
+    """Address of the first byte of the range, in this process."""
     length_bytes: int
     owner: object
     """Keeps the memory alive as long as this object lives."""
     fd: int = -1
-    """The memfd behind it; -1: none. Valid while `owner` is open."""
+    """The memfd behind the range, valid while `owner` is open; -1 where there is none."""
     offset_bytes: int = 0
-    """Of its first byte in the memfd."""
+    """Where the range begins in the memfd."""
 
 
 class SharedMemory:
@@ -71,7 +71,7 @@ class SharedMemory:
         """All bytes of the mapping, writable."""
         self.length_bytes = len(buffer)
         self.address = int(np.frombuffer(buffer, np.uint8).ctypes.data)
-        """Of the first byte, in this process."""
+        """Address of the first byte of the memory, in this process."""
         self._close_fd = weakref.finalize(self, os.close, fd)
 
     def range(self, offset_bytes: int = 0, length_bytes: int | None = None) -> MemoryRange:

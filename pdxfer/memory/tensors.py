@@ -43,9 +43,9 @@ class SharedTensors:
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("pdxfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        """Sealed when the block has ended."""
+        """The memfd, which is sealed when the block ends."""
         self.length_bytes = 0
-        """Of the memfd."""
+        """Length of the memfd so far."""
         self.sealed = False
         self._places: list[tuple[int, mmap.mmap]] = []
         """For each tensor: where in the memfd it begins, and its mapping."""

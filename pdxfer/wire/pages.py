@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 ENCODINGS: Final = ("i4", "r4", "i8", "r8")
-"""In the order that breaks a tie of lengths."""
+"""The encodings of page ids; of two that are equally long the first is taken."""
 _ITEM: Final[dict[str, np.dtype[np.signedinteger]]] = {"4": np.dtype("<i4"), "8": np.dtype("<i8")}
 
 

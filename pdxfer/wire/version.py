@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pdxfer.wire.messages import Hello
 
 PROTOCOL_VERSION: Final = 0
-"""What this code speaks."""
+"""Version of the protocol that this code speaks."""
 RELEASED_VERSIONS: Final[frozenset[int]] = frozenset()
 """Versions of public releases: their golden vectors are never edited."""
 SUPPORTED_VERSIONS: Final = frozenset({PROTOCOL_VERSION})
