@@ -37,7 +37,7 @@ class Case:
 
     @cached_property
     def plan(self) -> Plan:
-        """From the layout into itself."""
+        """The plan from the layout into itself."""
         return plan(self.layout, self.layout)
 
     @cached_property
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def memory_bytes(self) -> int:
-        """Of one pool."""
+        """Bytes of one pool."""
         return sum(region.length_bytes for region in self.layout.regions)
 
     def bases(self, address: int) -> NDArray[np.uint64]:

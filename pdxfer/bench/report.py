@@ -33,9 +33,9 @@ class Report:
     machine: dict[str, object]
     samples: list[Sample] = field(default_factory=list)
     plan_ns: dict[str, float] = field(default_factory=dict)
-    """By case."""
+    """Time of one plan, by case."""
     latency_us: dict[str, list[float]] = field(default_factory=dict)
-    """By `lane what`; every round."""
+    """Times of every round, by `lane what`."""
     transports: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
@@ -118,7 +118,7 @@ class Row:
 
     @property
     def cpu(self) -> float:
-        """Of both sides."""
+        """CPU seconds a GB of both sides."""
         return self.source_cpu + self.target_cpu
 
 

@@ -71,7 +71,7 @@ class _Memory(_Owned):
 
     @property
     def address(self) -> int:
-        """Of its first byte, valid on device and, where pinned, on the host."""
+        """Address of its first byte, valid on the device and, where pinned, on the host."""
         return self._open_handle()
 
     def upload(self, array: NDArray[np.generic], *, offset_bytes: int = 0, stream: int = 0) -> None:

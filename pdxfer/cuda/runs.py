@@ -40,11 +40,11 @@ class OutlineArrays(Protocol):
 
     @property
     def source_ids(self) -> NDArray[np.int64]:
-        """Of all groups."""
+        """Page ids of the source, of all groups."""
 
     @property
     def destination_ids(self) -> NDArray[np.int64]:
-        """Of all groups."""
+        """Page ids of the destination, of all groups."""
 
     @property
     def rows(self) -> int:
@@ -52,7 +52,7 @@ class OutlineArrays(Protocol):
 
     @property
     def length_bytes(self) -> int:
-        """Of all runs."""
+        """Bytes of all runs together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class DeviceOutline:
     rows: int
     length_bytes: int
     longest_bytes: int
-    """Of one run."""
+    """Bytes of the longest run."""
     memory: DeviceMemory
     """Holds the arrays; the caller's to close once the stream has passed."""
 
@@ -81,9 +81,10 @@ class DeviceRuns:
     device: int
     rows: int
     length_bytes: int
-    """Of all runs."""
+    """Bytes of all runs together."""
     longest_bytes: int
-    """Of one run: how many warps a run gets; any value gives the right bytes."""
+    """Bytes of the longest run, by which a run gets its number of warps. Any value gives the right
+    bytes."""
     memory: DeviceMemory
     """Runs, then staging offsets int64 [rows], then the first bad row; the caller's to close."""
 

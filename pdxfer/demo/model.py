@@ -44,9 +44,9 @@ class Geometry:
     layers: int
     kv_heads: int
     key_dim: int
-    """Of a head; of `latent`: kv_lora_rank."""
+    """Elements of a head's key; where the cache is `latent`, its kv_lora_rank."""
     value_dim: int
-    """Of a head; of `latent`: qk_rope_head_dim."""
+    """Elements of a head's value; where the cache is `latent`, its qk_rope_head_dim."""
     dtype: str
     latent: bool = False
     """A token is one latent row and its rope, not heads of keys and values."""

@@ -12,7 +12,7 @@ from pdxfer.layout.builders import table
 
 PAGE_SIZE = 16
 KV_HEADS = {"llama": 4, "qwen3": 2, "deepseek-v3": 1, "smollm2": 3}
-"""Of each model. The latent rows of `deepseek-v3` are one head, the same on every rank."""
+"""KV heads of each model. The latent rows of `deepseek-v3` are one head, the same on every rank."""
 DEVICE_LAYOUTS = ("page-major", "token-major", "unified")
 HOST_LAYOUTS = tuple(
     name.replace("_", "-") for name in table.names(table.HOST) if not table.ROWS[name].grouped
@@ -71,16 +71,16 @@ class WorkerOptions:
     model_name: str
     """Goes into the layout, so that other weights would be refused; empty: not compared."""
     socket_path: str
-    """Of the daemon beside the worker; empty: the agent is embedded in the worker."""
+    """Socket of the daemon beside the worker; empty: the agent is embedded in the worker."""
     lane: str
     tokens_max: int
-    """Of one prompt: every pool has room for it."""
+    """Tokens of the longest prompt; every pool has room for it."""
     side: Side = field(default_factory=Side)
     relayout: bool = False
     """The two sides differ on purpose; else the layout's own answer stands."""
 
     def to_event(self) -> dict[str, object]:
-        """As a channel carries it."""
+        """The options as a channel carries them."""
         return asdict(self)
 
     @classmethod

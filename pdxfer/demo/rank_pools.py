@@ -41,7 +41,8 @@ _MLA_ARRANGEMENTS: Final = {
     "unified": "unified_entries",
 }
 _SPARE_PAGES: Final = 17
-"""In each pool beyond the longest prompt: ids are drawn from more pages than are needed."""
+"""Pages that each pool has beyond the longest prompt, so that ids are drawn from more pages than
+are needed."""
 
 
 @dataclass(frozen=True)

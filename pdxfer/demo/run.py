@@ -40,7 +40,7 @@ class DemoOptions:
     prefill: Side = field(default_factory=Side)
     decode: Side = field(default_factory=Side)
     prompt_tokens: tuple[int, ...] = PROMPT_TOKENS
-    """Of each prompt, where prompts are seeded."""
+    """Tokens of each prompt, where prompts are made from a seed."""
 
 
 def run(options: DemoOptions) -> int:

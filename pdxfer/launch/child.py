@@ -48,7 +48,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Id of the process."""
         return self._process.pid
 
     def send(self, **event: object) -> None:

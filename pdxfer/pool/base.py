@@ -64,7 +64,7 @@ class Pool:
             else Storage(layout, device=device, memory=memory, align_bytes=align_bytes, pin=pin)
         )
         self.length_bytes = self._storage.length_bytes
-        """Of the memory."""
+        """Bytes of the pool's memory."""
         self._blocks: dict[str, tuple[PageBlock, ...]] = {}
         self._rows: dict[tuple[str, tuple[str, ...], int], PartRows] = {}
         self._bind()
@@ -86,7 +86,7 @@ class Pool:
         )
 
     def _infos_of(self, parts: Collection[str]) -> tuple[list[int], list[int], list[int]]:
-        """As `get_contiguous_buf_infos`, of the regions that have some of these parts."""
+        """Addresses, lengths and bytes a page of the regions that have some of these parts."""
         regions = sorted({p.region for p in self.layout.planes if p.part in parts})
         everything = Pool.get_contiguous_buf_infos(self)
         addresses, lengths, items = ([column[at] for at in regions] for column in everything)

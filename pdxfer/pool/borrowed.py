@@ -36,7 +36,7 @@ class BorrowedRegions(Storage):
         )
 
     def address(self, region: int, offset: int) -> int:
-        """Of a byte of a region, in this process."""
+        """Address of a byte of a region, in this process."""
         return self._regions[region].data_ptr() + offset
 
     def close(self) -> None:

@@ -21,7 +21,8 @@ CHUNK_SLOTS: Final = 8192
 """Rows that are gathered at a time, so that a copy needs little memory on the device."""
 
 Chunk = torch.Tensor | list[torch.Tensor]
-"""Of one layer: a tensor where rows are of one unit (MLA), else one a unit."""
+"""The copied rows of one layer: a tensor where a row has one unit (MLA), else a tensor for each
+unit."""
 _SCALE: Final = "_scale"
 """Ends the name of a part that has one scale byte for some elements of another part."""
 

@@ -47,7 +47,7 @@ class MHABufferInfo:
     head_dim: int
     v_head_dim: int
     dtype: torch.dtype
-    """As it is stored."""
+    """Type of the elements as they are stored."""
     device: torch.device
     scales: KVScaleBuffers | None = None
     transfer_buffers: None = None

@@ -127,7 +127,7 @@ class DSAPool(MLAPool):
         return self._infos_of({"latent"})
 
     def get_state_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
-        """As `get_contiguous_buf_infos`, of the index of every layer; zeros where it has none."""
+        """Addresses, lengths and bytes a page of each layer's index; zeros where it has none."""
         infos = iter(zip(*self._infos_of({INDEX}), strict=True))
         found = [(0, 0, 0) if skipped else next(infos) for skipped in self.skip_topk_layers]
         addresses, lengths, items = (list(column) for column in zip(*found, strict=True))

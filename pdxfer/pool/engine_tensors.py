@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 TheirPool = Any
 """What an engine made; its attributes are read by name."""
 Tensors = dict[tuple[str, int], torch.Tensor]
-"""By part (of a row of several parts the first) and global layer."""
+"""An engine's tensors by part and global layer. Where a row has several parts, the first one stands
+for it."""
 _PAIR = "a pool of two pools; give its full_kv_pool, or the other one of the two"
 
 

@@ -245,14 +245,14 @@ class HostPool(TokenPool):
     # -- inside --------------------------------------------------------------------------------
     def _bind(self) -> None:
         self.store_dtype = stored_dtype(self.layout.dtype)
-        """Of an element; a page with parts of several is bytes."""
+        """Type of an element; bytes where the parts of a page have several types."""
         if len({stored_dtype(plane.dtype) for plane in self.layout.planes}) > 1:
             self.store_dtype = torch.uint8
         group = only_group(self.layout).name
         units = units_of(self.layout)
         self._unit_blocks = [page_blocks(self.layout, group, parts=unit) for unit in units]
         self._flat_blocks = [block for blocks in self._unit_blocks for block in blocks]
-        """In the order of a flat page."""
+        """The blocks in the order of a flat page."""
         together = [page_blocks(self.layout, group)] if self.arrangement == "page_unified" else []
         numbered = [
             (block.layer, number, block)

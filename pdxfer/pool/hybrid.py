@@ -37,7 +37,7 @@ class HybridMambaPool(PoolPair):
         self.mamba_pool = mamba_pool
 
     def get_kv_size_bytes(self) -> int | tuple[int, int]:
-        """Of the full-attention pool, in its form; states are not counted."""
+        """Bytes of the full-attention pool, in the form that it gives; states are not counted."""
         return self.full_kv_pool.get_kv_size_bytes()
 
     @property
@@ -70,7 +70,7 @@ class HybridMambaPool(PoolPair):
         v_scale: Scale = None,
         layer_id_override: int | None = None,
     ) -> None:
-        """As the full-attention pool's; of a `loc` that bundles several, `full_loc` goes first."""
+        """Write into the full-attention pool; of a `loc` that bundles several, its `full_loc`."""
         layer_id = layer_id_of(layer, layer_id_override)
         if self.full_kv_pool.requires_physical_write_loc:
             check_physical(loc, "set_kv_buffer (hybrid)")
@@ -91,7 +91,7 @@ class HybridMambaPool(PoolPair):
         v_scale: Scale = None,
         layer_id_override: int | None = None,
     ) -> None:
-        """As the full-attention pool's."""
+        """Do what the full-attention pool's method of this name does."""
         layer_id = layer_id_of(layer, layer_id_override)
         self.full_kv_pool.set_kv_buffer_prefix_valid(
             layer_id, loc_2d, commit_lens, cache_k, cache_v, k_scale, v_scale

@@ -93,13 +93,13 @@ class KVPool(TokenPool):
     """K and V of some layers of one rank."""
 
     k_buffer: list[torch.Tensor]
-    """By local layer, of `store_dtype`; without the draft's."""
+    """K of each local layer, in `store_dtype`, without the layers of a draft model."""
     v_buffer: list[torch.Tensor]
     k_data_ptrs: torch.Tensor
     """uint64 addresses of `k_buffer`."""
     v_data_ptrs: torch.Tensor
     data_ptrs: torch.Tensor
-    """Of `k_buffer`, then of `v_buffer`."""
+    """Addresses of the tensors in `k_buffer`, then of those in `v_buffer`."""
     data_strides: torch.Tensor
     """Bytes from one slot of these buffers to the next; of a view by page: from page to page."""
     kv_cache_layout = "nhd"

@@ -26,7 +26,7 @@ def move_slots(rows: Iterable[PartRows], target: torch.Tensor, source: torch.Ten
 
 
 def move_pages(blocks: Iterable[torch.Tensor], target: torch.Tensor, source: torch.Tensor) -> None:
-    """Of every block `[pages, bytes]` page `source[i]` to page `target[i]`."""
+    """Copy page `source[i]` to page `target[i]` in every block `[pages, bytes]`."""
     target, source = _pairs(target, source)
     for block in blocks:
         block[target] = block[source]

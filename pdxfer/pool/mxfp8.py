@@ -32,7 +32,7 @@ class MXFP8Pool(KVPool):
     """
 
     k_scale_buffer: list[torch.Tensor]
-    """By local layer, of float8_e8m0fnu."""
+    """Scales of K of each local layer, in float8_e8m0fnu."""
     v_scale_buffer: list[torch.Tensor]
 
     @value_errors()
@@ -48,7 +48,7 @@ class MXFP8Pool(KVPool):
         self.store_dtype = self.dtype
 
     def get_kv_scale_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
-        """As `get_contiguous_buf_infos`, of the regions of scales: K of every layer, then V."""
+        """Addresses, lengths and bytes a page of the scales: K of every layer, then V."""
         return self._infos_of(self._scale_parts())
 
     def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:

@@ -51,7 +51,7 @@ def committed_rows(
 
 
 def _lengths(commit_lens: torch.Tensor) -> torch.Tensor:
-    """As int64. Beyond 63 bits an unsigned length wraps to under 0, and is over any T instead."""
+    """The lengths as int64. An unsigned one beyond 63 bits becomes one that is over any T."""
     lens = commit_lens.to(torch.int64)
     if commit_lens.dtype == torch.uint64:
         return lens.masked_fill(lens < 0, torch.iinfo(torch.int64).max)

@@ -84,7 +84,7 @@ class SparsePool(KVPool):
         self._write(layer_id, slots, {INDEX: self._storable(index_k, None)})
 
     def get_index_k_state_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
-        """As `get_contiguous_buf_infos`, of the regions of index keys."""
+        """Addresses, lengths and bytes a page of the regions that hold index keys."""
         return self._infos_of({INDEX})
 
     def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:

@@ -147,11 +147,11 @@ class Storage:
         return whole.as_strided(shape, strides, whole.storage_offset() + offset_bytes // item)
 
     def offset(self, region: int, base: int) -> int:
-        """Of a byte of a region, in the memory."""
+        """Where a byte of a region lies in the memory."""
         return self._offsets[region] + base
 
     def address(self, region: int, offset: int) -> int:
-        """Of a byte of a region, in this process."""
+        """Address of a byte of a region, in this process."""
         return self.raw.data_ptr() + self.offset(region, offset)
 
     def close(self) -> None:

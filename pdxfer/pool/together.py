@@ -34,7 +34,7 @@ class PoolPair:
         self._pools: tuple[KVPool | MLAPool, KVPool | StatePool] = (full, other)
         one_region = full.memory[0].address == other.memory[0].address
         self.layout: KVLayout = combine(full.layout, other.layout, one_region=one_region)
-        """Of both groups."""
+        """Layout of both groups together."""
         self._one_region = one_region
 
     @property
@@ -48,7 +48,7 @@ class PoolPair:
         return self._pools[0].get_contiguous_buf_infos()
 
     def get_state_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
-        """As `get_contiguous_buf_infos`, of the other pool."""
+        """Addresses, lengths and bytes a page of the other pool's regions."""
         return self._pools[1].get_contiguous_buf_infos()
 
     def register_layer_transfer_counter(self, layer_transfer_counter: LayerCounter | None) -> None:

@@ -36,7 +36,7 @@ class SWACopy(TypedDict):
 
     full: HostCopy
     swa: HostCopy | None
-    """Of the tokens that `swa_mask` marks, in order; None where it marks none."""
+    """Copy of the tokens that `swa_mask` marks, in order; None where it marks none."""
     swa_mask: torch.Tensor | None
     """bool [tokens]: those that had a slot in the window. None: all of them, or none where `swa`
     is None."""
@@ -197,7 +197,7 @@ class SWAPool(PoolPair):
         v_scale: Scale = None,
         layer_id_override: int | None = None,
     ) -> None:
-        """As `KVPool.set_kv_buffer_prefix_valid`; `loc_2d` are slots of the full pool."""
+        """Do what `KVPool.set_kv_buffer_prefix_valid` does; `loc_2d` are slots of the full pool."""
         layer_id = layer_id_of(layer, layer_id_override)
         pool = self._pool(layer_id)
         if pool is self.swa_kv_pool:
