@@ -27,8 +27,10 @@ from pdxfer.local.messages import (
     AskStatus,
     Attached,
     AttachWorker,
+    BeginChunk,
     FromWorker,
     HeldTransfer,
+    LayerDone,
     OpenReceive,
     OpenSend,
     PlacePages,
@@ -50,6 +52,10 @@ from pdxfer.wire.version import PROTOCOL_VERSION
 TICK_S = 0.1
 """How late a deadline may be noticed."""
 _LOG = logging.getLogger("pdxfer.agent")
+
+
+_IN_USE = (SendChunk, BeginChunk, LayerDone, PlacePages)
+"""What a worker says of a transfer that it has."""
 
 
 class Agent(ABC):
@@ -253,7 +259,7 @@ class Agent(ABC):
             return
         if isinstance(message, OpenSend | OpenReceive):
             port.refuse(message)
-        elif isinstance(message, SendChunk | PlacePages) and port.is_use(message):
+        elif isinstance(message, _IN_USE) and port.is_use(message):
             abort = AbortTransfer(
                 transfer=message.transfer, sequence=message.sequence, reason=reason
             )
@@ -275,7 +281,7 @@ class Agent(ABC):
             if port.is_use(message):
                 self.on_abort(port, message)
         else:
-            if isinstance(message, SendChunk | PlacePages):
+            if isinstance(message, _IN_USE) and not isinstance(message, LayerDone):
                 port.check_use(message)
             self.on_request(port, message)
 

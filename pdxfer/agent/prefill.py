@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from pdxfer.agent.base import Agent
 from pdxfer.agent.config import AgentConfig
+from pdxfer.agent.event_watch import EventWatch, Then
 from pdxfer.agent.lanes import MakeFabric
 from pdxfer.agent.ports import WorkerPort
 from pdxfer.agent.requests import given_chunk
@@ -17,10 +19,13 @@ from pdxfer.fabric.base import (
     Fabric,
     FabricEvent,
 )
+from pdxfer.local import events
 from pdxfer.local.messages import (
     AbortTransfer,
+    BeginChunk,
     FromWorker,
     HeldTransfer,
+    LayerDone,
     OpenSend,
     SendChunk,
     TransferStatus,
@@ -49,6 +54,7 @@ class PrefillAgent(Agent):
             near=self.neighbours.is_near,
         )
         self._turn_asked = False
+        self._events = EventWatch(self._on_event)
         self._control = ControlServer(
             self.incarnation,
             config.bind,
@@ -68,6 +74,7 @@ class PrefillAgent(Agent):
 
     async def stop(self, reason: str) -> None:
         """Say goodbye to every peer and close everything."""
+        self._events.close()
         await self._control.close(reason)
         self.close()
 
@@ -119,6 +126,11 @@ class PrefillAgent(Agent):
             case SendChunk():
                 worker_id, chunk = port.attached.worker_id, given_chunk(message.chunk)
                 self.machine.send(worker_id, message.transfer, chunk)
+            case BeginChunk():
+                worker_id, chunk = port.attached.worker_id, given_chunk(message.chunk)
+                self.machine.begin(worker_id, message.transfer, chunk)
+            case LayerDone():
+                self._layer_done(port, message)
             case _:
                 raise LocalProtocolError(
                     f"a prefill agent takes no {type(message).__name__}; use pdxfer-decode's socket"
@@ -137,6 +149,32 @@ class PrefillAgent(Agent):
             lease_s=message.lease_s,
             chunk=chunk,
         )
+
+    def _layer_done(self, port: WorkerPort, message: LayerDone) -> None:
+        """Let a layer go, after its event: that is asked off this loop."""
+        event = events.take(message.event) if message.event else None
+        if not port.is_use(message):
+            return  # the send has ended, and its worker has seen it
+        if event is None:
+            self.machine.layer_done(port.attached.worker_id, message.transfer, message.layer)
+            return
+
+        def then(error: Exception | None) -> None:
+            if not port.is_use(message):
+                return
+            if error is not None:
+                reason = f"the event of layer {message.layer} cannot be asked: {error!r}"
+                self.machine.abort(port.attached.worker_id, message.transfer, reason)
+            else:
+                self.machine.layer_done(port.attached.worker_id, message.transfer, message.layer)
+            self.pump()
+
+        self._events.add(event, then)
+
+    def _on_event(self, then: Then, error: Exception | None) -> None:
+        """An event is done, on the thread that asks; nothing follows on a loop that is closed."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(then, error)
 
     def on_abort(self, port: WorkerPort, message: AbortTransfer) -> None:
         """The worker gives a send up."""

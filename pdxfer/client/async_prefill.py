@@ -33,6 +33,7 @@ class AsyncSending(SendingRecord, AsyncTransfer):
     _event_method = "query"
 
     send = awaited(SendingRecord._send)
+    begin = awaited(SendingRecord._begin)
     wait_returned = awaited(SendingRecord._wait_returned)
 
     async def _wait_for(self, after: AsyncEvent) -> None:  # type: ignore[override]

@@ -80,7 +80,9 @@ class Attachment:
         self._closed = False
         self._hello: AgentHello | None = None
         self._agent = None if isinstance(agent, (str, os.PathLike)) else agent
-        memory, self._fds = describe_memory(cache, embedded=self._agent is not None)
+        self.agent_is_embedded = self._agent is not None
+        """Whether the agent is in this process."""
+        memory, self._fds = describe_memory(cache, embedded=self.agent_is_embedded)
         self._attach = AttachWorker(
             instance=instance,
             rank=rank_info(rank),

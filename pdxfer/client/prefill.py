@@ -27,6 +27,7 @@ class Sending(SendingRecord, Transfer):
     _event_method = "synchronize"
 
     send = blocking(SendingRecord._send)
+    begin = blocking(SendingRecord._begin)
     wait_returned = blocking(SendingRecord._wait_returned)
 
     async def _wait_for(self, after: Event) -> None:  # type: ignore[override]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pdxfer.layout import KVLayout, Rank
     from pdxfer.local.board import BoardReader
     from pdxfer.local.messages import (
+        BeginChunk,
         OpenReceive,
         OpenSend,
         Outcome,
@@ -91,6 +92,11 @@ class Owner(Protocol):
     @property
     def layout(self) -> KVLayout:
         """Layout of the attached cache."""
+        ...
+
+    @property
+    def agent_is_embedded(self) -> bool:
+        """Whether the agent is in this process."""
         ...
 
     @property
@@ -384,7 +390,7 @@ class TransferRecord:
         if state not in FINAL:
             self._channel.check()
 
-    async def _taken(self, message: SendChunk | PlacePages) -> None:
+    async def _taken(self, message: SendChunk | BeginChunk | PlacePages) -> None:
         """Wait until the kernel has the whole `message`, which has been posted."""
         if self._channel.drained():
             return

@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 from pdxfer import limits
-from pdxfer.client.arguments import check_event, check_patience, check_room
+from pdxfer.client.arguments import check_event, check_patience, check_room, shown
 from pdxfer.client.book import Book
 from pdxfer.client.record import BAD, Owner, TransferRecord
 from pdxfer.client.requests import chunk_of, open_message
-from pdxfer.errors import LocalProtocolError
-from pdxfer.local.messages import SendChunk
+from pdxfer.errors import ConfigError, LocalProtocolError
+from pdxfer.local import events
+from pdxfer.local.messages import BeginChunk, LayerDone, SendChunk
 from pdxfer.protocol.prefill.extent import Extent
 from pdxfer.protocol.state import RETURNED_AT_PREFILL, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pdxfer.local.events import Queried
     from pdxfer.local.messages import OpenSend
 
 S = TypeVar("S", bound="SendingRecord")
@@ -36,6 +38,8 @@ class SendingRecord(TransferRecord):
     def __init__(self, client: Owner, opening: OpenSend, tag: object = None) -> None:
         super().__init__(client, opening, tag)
         self._chunks_sent = 0
+        self._layers_left: set[int] = set()
+        """Of the chunk that was begun: layers that are not done."""
         self._returned_last = (0, 0)
         self.extent = Extent(opening.room, client.layout, shares_pages=client.rank.cp_size > 1)
         """What its chunks have covered so far."""
@@ -80,7 +84,9 @@ class SendingRecord(TransferRecord):
         state = self.poll()
         if state in BAD:
             return state is not State.FENCING and self.explained(state)
-        return state in self.returned or self._returned()[1] >= self._chunks_sent
+        if state in self.returned:
+            return True
+        return not self._layers_left and self._returned()[1] >= self._chunks_sent
 
     def _returned(self) -> tuple[int, int]:
         """(tokens, chunks) below which pages are back, from the board while the slot is ours."""
@@ -169,12 +175,96 @@ class SendingRecord(TransferRecord):
         self._note_chunk()
         await self._taken(message)
 
+    async def _begin(
+        self,
+        pages: object,
+        *,
+        tokens: int | None = None,
+        last: bool = True,
+        aux: bytes = b"",
+        trim: bool = False,
+        null_page: int | None = None,
+    ) -> None:
+        """Begin a chunk of all layers, each of which goes at its `layer_done`.
+
+        The arguments are those of `send`. Nothing of the pages is read before their layer is done;
+        they are the agent's from here on. Another chunk may follow when all layers are done. A
+        layer that is never done ends the transfer by `limits.NO_PROGRESS_DEADLINE_S`.
+
+        Raises: as `send`; LocalProtocolError also where layers of the chunk before are not done.
+        """
+        await self._check_open()
+        chunk, covered = chunk_of(
+            self._client.layout,
+            self.extent,
+            pages,
+            tokens=tokens,
+            layers=None,
+            last=last,
+            aux=aux,
+            trim=trim,
+            null_page=null_page,
+        )
+        message = BeginChunk(
+            request=self.request, transfer=self.slot, sequence=self.sequence, chunk=chunk
+        )
+        self._channel.post(message)
+        self.extent.take(covered)
+        self._layers_left = set(self._client.layout.layers)
+        self.holds_pages = True
+        await self._taken(message)
+
+    def layer_done(self, layer: int, event: Queried | None = None) -> None:
+        """Let the bytes of one layer go; never waits, of a sync client and of an async one alike.
+
+        Args:
+            layer: global id of a layer of the cache; each once, in any order.
+            event: a GPU event, of the work that fills the layer. The agent asks its `query()` on a
+                thread of its own and reads nothing of the layer before it is done.
+
+        Raises:
+            ConfigError: an event, where the agent is a daemon and cannot see it; nothing was told.
+            LocalProtocolError: the layer is done already, or no chunk was begun that has it.
+            DaemonUnavailableError: the agent is gone.
+        What has failed already is left as it is: `poll` and `error` say so.
+        """
+        if layer not in self._layers_left:
+            raise LocalProtocolError(
+                f"room {self.room}: layer {shown(layer)} is done already, or nothing was begun "
+                "that has it: each layer of the cache once after begin()"
+            )
+        number = 0
+        if event is not None:
+            check_event(event, "query")
+            if not self._client.agent_is_embedded:
+                raise ConfigError(
+                    f"event={shown(event)}: a daemon cannot see a GPU event of this process; wait "
+                    "for it before layer_done, or run the agent in this process (pdxfer.embedded)"
+                )
+            number = events.put(event)
+        self._layers_left.discard(layer)
+        self._chunks_sent += 1
+        self._channel.post(
+            LayerDone(
+                request=self.request,
+                transfer=self.slot,
+                sequence=self.sequence,
+                layer=layer,
+                event=number,
+            )
+        )
+
     # -- inside --------------------------------------------------------------------------------
     async def _wait_for(self, after: object) -> None:
         """Wait until the work of a GPU event is done."""
         raise NotImplementedError
 
     async def _check_open(self) -> None:
+        if self._layers_left:
+            raise LocalProtocolError(
+                f"room {self.room}: layers {sorted(self._layers_left)} of the chunk that was begun "
+                "are not done; tell each by layer_done before the next chunk"
+            )
         if self.extent.complete:
             raise LocalProtocolError(f"room {self.room}: its last chunk has been sent")
         await self._raise_failure()

@@ -135,6 +135,23 @@ class SendChunk(TransferMessage, frozen=True, kw_only=True, tag="send"):
     chunk: Chunk
 
 
+class BeginChunk(TransferMessage, frozen=True, kw_only=True, tag="begin"):
+    """Prefill: pages of an opened room, in all layers; each goes at its `LayerDone`.
+
+    Answered as `SendChunk` is.
+    """
+
+    chunk: Chunk
+
+
+class LayerDone(TransferMessage, frozen=True, kw_only=True, tag="layer_done"):
+    """Prefill: a layer of the chunk that was begun may go. Answered as `SendChunk` is."""
+
+    layer: int
+    event: int = 0
+    """Number of a GPU event of this very process that comes first (embedded); 0: none."""
+
+
 class OpenReceive(TransferMessage, frozen=True, kw_only=True, tag="receive"):
     """Decode: bind a room; with `place` also its pages.
 
@@ -187,6 +204,8 @@ class Together(LocalMessage, frozen=True, kw_only=True, tag="together"):
         ConnectPeer
         | OpenSend
         | SendChunk
+        | BeginChunk
+        | LayerDone
         | OpenReceive
         | PlacePages
         | AbortTransfer
@@ -343,6 +362,8 @@ FromWorker = (
     | ConnectPeer
     | OpenSend
     | SendChunk
+    | BeginChunk
+    | LayerDone
     | OpenReceive
     | PlacePages
     | AbortTransfer

@@ -137,6 +137,35 @@ class PrefillMachine:
         if self._take(sending, chunk):
             self._sends.pump(sending)
 
+    def begin(self, worker_id: int, slot: int, chunk: GivenChunk) -> None:
+        """Append a chunk whose layers may go one by one, each at its `layer_done`.
+
+        An error in it fails the send.
+        """
+        sending = self._sends.by_slot.get((worker_id, slot))
+        if sending is None or sending.error is not None:
+            return
+        try:
+            check_given(sending, chunk, chunks=len(sending.layout.layers))
+            sending.begin(chunk.pages, chunk.tokens, last=chunk.last)
+        except PdxferError as error:
+            self._sends.give_up(sending, error)
+            return
+        sending.aux = chunk.aux or sending.aux
+        self._sends.pump(sending)
+
+    def layer_done(self, worker_id: int, slot: int, layer: int) -> None:
+        """The bytes of a layer of what was begun may go. A wrong layer fails the send."""
+        sending = self._sends.by_slot.get((worker_id, slot))
+        if sending is None or sending.error is not None:
+            return
+        try:
+            sending.add_layer(layer)
+        except PdxferError as error:
+            self._sends.give_up(sending, error)
+            return
+        self._sends.pump(sending)
+
     def _take(self, sending: Sending, chunk: GivenChunk) -> bool:
         """Append a chunk; False where an error in it has failed the send."""
         try:

@@ -13,8 +13,13 @@ from pdxfer.wire.messages import Chunk as ChunkMessage
 from pdxfer.wire.messages import CommitPayload, Place, TokenRange
 
 
-def check_given(sending: Sending, chunk: GivenChunk) -> None:
+def check_given(sending: Sending, chunk: GivenChunk, chunks: int = 1) -> None:
     """What a worker gives is within the bounds of its layout and of a send.
+
+    Args:
+        sending: that it is given to.
+        chunk: what is given.
+        chunks: how many it counts for: one for each layer that goes by itself.
 
     Raises:
         ConfigError: a page id is out of range, or the group is unknown.
@@ -24,7 +29,7 @@ def check_given(sending: Sending, chunk: GivenChunk) -> None:
         check_page_ids(sending.layout, group, listed.ids)
     if len(chunk.aux) > limits.AUX_BYTES_MAX:
         raise ResourceError(f"aux has {len(chunk.aux)} bytes, at most {limits.AUX_BYTES_MAX}")
-    if len(sending.chunks) >= limits.CHUNKS_PER_TRANSFER_MAX:
+    if len(sending.chunks) + chunks > limits.CHUNKS_PER_TRANSFER_MAX:
         raise ResourceError(
             f"room {sending.room}: more than {limits.CHUNKS_PER_TRANSFER_MAX} chunks"
         )

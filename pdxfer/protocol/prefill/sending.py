@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pdxfer.errors import PdxferError
+from pdxfer.errors import LocalProtocolError, PdxferError
 from pdxfer.layout import KVLayout, Pages, Plan
 from pdxfer.protocol.prefill.extent import Extent
 from pdxfer.protocol.prefill.returning import Returning
@@ -92,6 +92,10 @@ class Sending:
     receiver_count: int = 0
     """0: no receiver has come."""
     chunks: list[Chunk] = field(default_factory=list)
+    begun: Chunk | None = None
+    """Of all layers; what of it may go follows layer by layer."""
+    layers_left: set[int] = field(default_factory=set)
+    """Layers of it that may not go yet."""
     aux: bytes = b""
     error: PdxferError | None = None
     check_at: float = 0.0
@@ -110,7 +114,7 @@ class Sending:
     @property
     def complete(self) -> bool:
         """The last chunk has been given."""
-        return self.extent.complete
+        return self.extent.complete and not self.layers_left
 
     @property
     def tokens(self) -> int | None:
@@ -132,6 +136,44 @@ class Sending:
         """Every receiver has come and has placed its pages."""
         return self.bound and all(leg.place is not None for leg in self.legs.values())
 
+    def begin(self, pages: dict[str, Pages], tokens: int | None, *, last: bool) -> None:
+        """Take a chunk of all layers, of which nothing may go before its `add_layer`.
+
+        Raises:
+            ConfigError: the pages do not fit the tokens, or a chunk follows the last one; the send
+                is unchanged.
+            LocalProtocolError: layers of an earlier one are left.
+        """
+        self._check_none_left()
+        checked = self.extent.check(pages, tokens, None, last=last)
+        self.extent.take(checked)
+        self.begun = Chunk(checked.pages, checked.ranges, None, last)
+        self.layers_left = set(self.layout.layers)
+        self.moved = True
+
+    def add_layer(self, layer: int) -> None:
+        """Let a layer of what was begun go.
+
+        Raises:
+            LocalProtocolError: it may go already, or nothing has been begun that has it.
+        """
+        if self.begun is None or layer not in self.layers_left:
+            raise LocalProtocolError(
+                f"room {self.room}: layer {layer} is done already, or nothing was begun that has "
+                "it: each layer of the cache once after begin()"
+            )
+        self.layers_left.discard(layer)
+        begun, last = self.begun, self.begun.last and not self.layers_left
+        self.chunks.append(Chunk(begun.pages, begun.ranges, (layer,), last))
+        self.moved = True
+
+    def _check_none_left(self) -> None:
+        if self.layers_left:
+            raise LocalProtocolError(
+                f"room {self.room}: layers {sorted(self.layers_left)} of the chunk that was begun "
+                "are not done; tell each before the next chunk"
+            )
+
     def add_chunk(
         self,
         pages: dict[str, Pages],
@@ -145,7 +187,9 @@ class Sending:
         Raises:
             ConfigError: the pages do not fit the tokens, or a chunk follows the last one; the send
                 is unchanged.
+            LocalProtocolError: layers of a chunk that was begun are left.
         """
+        self._check_none_left()
         checked = self.extent.check(pages, tokens, layers, last=last)
         self.extent.take(checked)
         self.moved = True

@@ -100,6 +100,9 @@ class Sends:
             return f"{_receivers(unplaced)} of {sending.receiver_count} placed no pages"
         if any(not self._has_path(leg) for leg in sending.legs.values()):
             return "no path to decode is open"
+        if sending.layers_left:
+            left = sorted(sending.layers_left)
+            return f"layers {left} of the chunk that was begun were not told done (layer_done)"
         if not sending.complete:
             return f"{len(sending.chunks)} chunk(s) came from the prefill worker, and no last one"
         return "the lane has not flushed what was posted"
