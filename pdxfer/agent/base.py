@@ -222,7 +222,7 @@ class Agent(ABC):
         )
 
     def ucx_version(self) -> str:
-        """Of the library behind the UCX lanes; empty without one."""
+        """Version of the library behind the UCX lanes; empty without one."""
         return max((fabric.version for fabric in self.lanes.made()), default="")
 
     def now(self) -> float:

@@ -32,7 +32,7 @@ class Meet(LocalMessage, frozen=True, kw_only=True, tag="meet"):
 
     incarnation: Incarnation
     nonce: bytes
-    """From the `Hello` of the other side: whoever returns it here is on this host."""
+    """The nonce from the `Hello` of the other side; whoever returns it here is on this host."""
 
 
 class Met(LocalMessage, frozen=True, kw_only=True, tag="met"):
@@ -40,7 +40,7 @@ class Met(LocalMessage, frozen=True, kw_only=True, tag="met"):
 
     incarnation: Incarnation
     nonce: bytes
-    """From the `Hello` of the side that connected."""
+    """The nonce from the `Hello` of the side that connected."""
 
 
 class Silent(LocalMessage, frozen=True, kw_only=True, tag="silent"):
@@ -69,7 +69,8 @@ class Line:
         sock.setblocking(False)
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, self.uid, _ = _CREDENTIALS.unpack(credentials)
-        """Of the process at the other end, as the kernel says; pid 0: of another pid namespace."""
+        """Process id and user id of the other end, as the kernel gives them; pid 0: it is in
+        another pid namespace."""
         self.closed = False
         self._loop = loop
         self._sock = sock

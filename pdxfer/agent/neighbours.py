@@ -54,7 +54,7 @@ class _Neighbour:
 
     line: Line
     pidfd: int
-    """Of its process; -1 once that has ended."""
+    """Descriptor of the neighbour's process; -1 once that has ended."""
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ class Neighbours:
 
     # -- what an agent asks ------------------------------------------------------------------
     def nonce(self, peer: bytes = b"") -> bytes:
-        """For the `Hello` to a peer; without one, for a `Hello` sent before the peer is known."""
+        """The nonce for the `Hello` to a peer; an empty `peer`: one that is not known yet."""
         return hashlib.blake2b(peer, key=self._secret, digest_size=_NONCE_BYTES).digest()
 
     def expect(self, peer: bytes, hello: Hello) -> None:

@@ -47,7 +47,8 @@ class WorkerPort:
         self.slots: dict[int, int] = {}
         """Board slot in use to its sequence, until the worker releases it."""
         self.told: dict[int, int] = {}
-        """Slot to the sequence of its last use whose writers the worker was told."""
+        """The last use of each slot whose writers the worker was told of, by its sequence
+        number."""
         self.writers: set[bytes] = set()
         """Prefill lives whose process the worker has a descriptor of."""
         self._opening: OpenSend | OpenReceive | None = None
@@ -297,7 +298,7 @@ def _check_regions(message: AttachWorker, layout: KVLayout) -> None:
 
 
 def _used_ends(message: AttachWorker, layout: KVLayout) -> dict[int, int]:
-    """By descriptor: where the last byte that the layout uses of it ends."""
+    """For each descriptor, where the last byte ends that the layout uses of it."""
     ends: dict[int, int] = {}
     for part, region in zip(message.memory, layout.regions, strict=True):
         end = part.offset_bytes + region.length_bytes

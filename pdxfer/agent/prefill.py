@@ -88,11 +88,11 @@ class PrefillAgent(Agent):
         return self.machine.take_effects()
 
     def live_transfers(self) -> int:
-        """Sends that are not final."""
+        """How many sends are not final."""
         return len(self.machine.sendings)
 
     def transfer_statuses(self) -> list[TransferStatus]:
-        """Sends that are not final."""
+        """The sends that are not final, one by one."""
         return [
             TransferStatus(
                 worker_id=sending.worker,
@@ -119,7 +119,7 @@ class PrefillAgent(Agent):
         self.machine.detach(worker_id, reason)
 
     def on_request(self, port: WorkerPort, message: FromWorker) -> None:
-        """`open` and `send`."""
+        """Act on a worker's `open` or `send`."""
         match message:
             case OpenSend():
                 self._open(port, message)
@@ -202,7 +202,7 @@ class PrefillAgent(Agent):
             self.pump()
 
     def on_neighbour_dead(self, peer: bytes) -> None:
-        """No receive of that life comes, and no commit: what is bound to it ends now."""
+        """End what is bound to a decode life: its process has ended, so nothing more comes."""
         text = f"the process of decode agent {peer.hex()[:12]} has ended"
         self._end_session(peer, PeerError(text, retryable=True))
 

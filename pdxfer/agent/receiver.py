@@ -47,11 +47,11 @@ class ReceiveSide:
     """The receiving end of the path of one prefill life."""
 
     candidates: list[str]
-    """Lanes left to try, best first."""
+    """Names of the lanes left to try, best first."""
     works: bool = False
     """Prefill has opened its path over the first candidate since that was last attached."""
     lane: str = ""
-    """Of the receive side that is there; empty: there is none."""
+    """Name of the lane that the receive side is of; empty: there is no receive side."""
     address: bytes = b""
     since: int = 0
     """Revision of the first `Attach` that named it."""

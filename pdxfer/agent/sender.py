@@ -71,9 +71,9 @@ class _Queue:
 
     works: deque[_Posting | PostCommit] = field(default_factory=deque)
     intervals_out: int = 0
-    """Posted and not ended."""
+    """How many intervals are posted and have not ended."""
     runs: int = 0
-    """Posted so far; the commit states them."""
+    """How many runs were posted so far; the commit states them."""
     in_turn: bool = False
     closed: bool = False
     """A post was refused or failed, or the leg is cancelled: nothing more of it leaves."""

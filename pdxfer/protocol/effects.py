@@ -39,7 +39,7 @@ class Post:
     source_worker: int
     destination_worker: int
     number: int
-    """Of the chunk, from 0 for each leg."""
+    """Number of the chunk, counted from 0 for each leg."""
     chunk: PlannedChunk
 
 
@@ -127,7 +127,7 @@ class Show:
     error: PdxferError | None = None
     prefix_tokens: int | None = None
     fence: str = ""
-    """The proof at FAILED; `quarantined` at QUARANTINED."""
+    """At FAILED the proof by which the pages came back; at QUARANTINED the word `quarantined`."""
     length_bytes: int = 0
     runs: int = 0
     aux: bytes = b""
@@ -136,7 +136,7 @@ class Show:
     peers: tuple[bytes, ...] = ()
     """Lives of the other side that this transfer is bound to."""
     detail: dict[str, object] = field(default_factory=dict)
-    """For the log line: room, generation, peers."""
+    """What the log line says beside the state: room, generation, peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,12 @@ class ShowReturned:
     worker: int
     slot: int
     tokens: int
-    """Pages of tokens below it, in all layers and groups."""
+    """The pages of tokens below this one are back, in all layers and groups."""
     chunks: int
-    """Chunks below it."""
+    """The chunks below this number are back."""
     wake: bool = True
-    """Whether whoever waits for it is woken; else a `Show` follows, which does that."""
+    """Whether to wake those who wait for the pages. Where it is False a `Show` follows, which wakes
+    them."""
 
 
 @dataclass(frozen=True, slots=True)

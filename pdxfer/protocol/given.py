@@ -13,15 +13,16 @@ class GivenChunk:
     """Pages that a prefill worker sends with one call."""
 
     pages: dict[str, Pages]
-    """By group; they begin at token 0, or where the previous chunk of these layers ended."""
+    """The pages of each group. They begin at token 0, or where the previous chunk of these layers
+    ended."""
     tokens: int | None = None
-    """Of the whole request; known with the last chunk at the latest."""
+    """Tokens of the whole request, known with the last chunk at the latest."""
     layers: list[int] | None = None
-    """Global layers whose bytes these are; None: all."""
+    """Global ids of the layers whose bytes these are; None: all layers."""
     last: bool = True
-    """Nothing follows."""
+    """Whether this is the last chunk of its send."""
     aux: bytes = b""
-    """Handed to the decode worker with the commit."""
+    """Bytes for the decode worker, which gets them with the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,11 @@ class GivenPlaces:
     """Where the pages of a request go at a decode worker."""
 
     pages: dict[str, Pages]
-    """By group; they begin with the page that holds token `prefix_tokens`."""
+    """The pages of each group. They begin with the page that holds token `prefix_tokens`."""
     tokens: int
-    """Of the whole request."""
+    """Tokens of the whole request."""
     prefix_tokens: int = 0
-    """Tokens that are in the pool already."""
+    """How many first tokens are in the pool already."""
 
 
 def does_not_fit(room: int, group: Group, listed: Pages, tokens: int, *, trim: bool) -> ConfigError:

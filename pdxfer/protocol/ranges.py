@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pdxfer.layout import KVLayout, Pages, Plan, kept
 
 Ranges = dict[str, tuple[int, int]]
-"""Group to `[first, end)`: tokens of the request; positions of ids in a state group."""
+"""The range `[first, end)` of each group: tokens of the request, or positions of ids in a state
+group."""
 Spans = dict[str, list[tuple[int, int]]]
 """Group to the ranges of it that move, in order: what lies between them is skipped by decode."""
 

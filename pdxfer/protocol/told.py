@@ -58,12 +58,12 @@ class Verdicts(Generic[Key]):
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[dict[Key, Worker], Worker, dict[Key, Pair]]] = {}
-        """In the order of their last use."""
+        """The verdicts in the order of their last use."""
 
     def judge(
         self, name: Hashable, sources: Mapping[Key, Worker], destination: Worker
     ) -> dict[Key, Pair]:
-        """As `judge` does; `name` is of the source instance and the destination worker."""
+        """The verdicts of `judge`, kept for `name`: a source instance and a destination worker."""
         known = self._kept.pop(name, None)
         if known is None or known[1] is not destination or not _same(known[0], sources):
             known = (dict(sources), destination, judge(sources, destination))

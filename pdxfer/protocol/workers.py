@@ -42,7 +42,8 @@ class Worker:
     relayout: str
     ignore_parts: tuple[str, ...]
     regions: tuple[RegionInfo, ...] = ()
-    """As mapped by its agent; remote keys are added for the peer that may write them."""
+    """The worker's memory as its agent has mapped it. Remote keys are added for the peer that may
+    write it."""
 
     @property
     def side(self) -> Side:
@@ -56,7 +57,7 @@ class Worker:
         )
 
     def info(self) -> WorkerInfo:
-        """As it is told to a peer."""
+        """The worker as a peer is told of it."""
         rank, layout = self.rank, self.layout
         return WorkerInfo(
             worker_id=self.worker_id,
@@ -116,11 +117,11 @@ class Pair:
     plan: Plan | None
     error: LayoutMismatchError | None
     owes: bool
-    """False: the cover gives this source worker no cell of the destination."""
+    """Whether the source worker has any cell that the destination needs from it."""
 
     @property
     def digest(self) -> bytes:
-        """What both sides compare."""
+        """Digest of the plan, which both sides compare."""
         return self.plan.digest if self.plan is not None else b"\0" * 16
 
 

@@ -25,11 +25,12 @@ class Binding:
         self.sources = sources
         self.receives = receives
         self.let_go: dict[int, Receiving] = {}
-        """Aborted before any prefill worker knew of them; told so once there is one to tell."""
+        """Receives that were aborted before any prefill worker knew of them. When their source
+        workers become known, each is told to end the room's send."""
 
     @property
     def named_links(self) -> set[str]:
-        """Control addresses that those name which were let go early."""
+        """Control addresses that the receives in `let_go` name."""
         let_go = self.let_go.values()
         return {split_instance(address)[0] for each in let_go for address in each.prefill}
 
@@ -104,7 +105,7 @@ class Binding:
         self.receives.fail(receiving, PeerError(text, retryable=True, fields=fields), now)
 
     def forget_let_go(self, worker: int, room: int) -> None:
-        """The room is received anew: its send is to meet that receive."""
+        """Forget a room that was let go: it is received anew, and its send may come for that."""
         for generation, receiving in list(self.let_go.items()):
             if (receiving.worker, receiving.room) == (worker, room):
                 del self.let_go[generation]
@@ -144,7 +145,7 @@ class Binding:
             self.receives.effects.append(Tell(peer_id, message))
 
     def tell_places(self, receiving: Receiving) -> None:
-        """Every source worker of a bound receive hears where its pages are."""
+        """Tell every source worker of a bound receive where its pages are."""
         for key in receiving.debts:
             self.receives.effects.append(Tell(key[0], self._place(receiving, key)))
 

@@ -17,7 +17,10 @@ _EACH_S = 0.5
 
 
 class Deadlines:
-    """Of the receives of one agent; each is looked at when `Receiving.check_at` says so."""
+    """The deadlines of one agent's receives.
+
+    Each receive is looked at when its `check_at` says so.
+    """
 
     def __init__(self, receives: Receives, binding: Binding) -> None:
         self._receives = receives
@@ -53,7 +56,7 @@ class Deadlines:
                 self._binding.give_up_silent(receiving, now)
 
     def _check_progress(self, receiving: Receiving, now: float) -> None:
-        """What nobody moves any more ends."""
+        """Fail a receive that stands still: prefill moves nothing of it any more."""
         if receiving.moved:
             receiving.moved, receiving.moved_at = False, now
         still_s = now - receiving.moved_at

@@ -23,7 +23,7 @@ class HeldPages:
             group.name: np.zeros(group.pages, dtype=np.int64) for group in layout.groups
         }
         self._rooms: dict[int, int] = {}
-        """By generation that holds pages."""
+        """The room of each generation that holds pages."""
 
     def hold(self, generation: int, pages: Mapping[str, Pages], room: int) -> None:
         """Give pages to a generation; `room` is the name that workers have for it.

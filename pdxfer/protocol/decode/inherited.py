@@ -26,7 +26,7 @@ class Inheritance:
     """One receive that an older life of this agent left behind."""
 
     worker: int
-    """As it is attached now."""
+    """Number of the worker as it is attached to this life of the agent."""
     room: int
     slot: int
     life: bytes

@@ -65,7 +65,7 @@ class DecodeMachine:
         return lane_work_first(effects)
 
     def next_revision(self) -> int:
-        """Of the next `Attach`; none has had it before."""
+        """Revision of the next `Attach`; no earlier one has had it."""
         self._revision += 1
         return self._revision
 
@@ -131,7 +131,7 @@ class DecodeMachine:
     def pair_verdicts(
         self, worker_id: int, addresses: tuple[str, ...]
     ) -> dict[Rank, PlanSummary | PdxferError]:
-        """By rank of the source: the plan of its pair with a worker, or why there is none.
+        """For each source rank, the plan of its pair with a worker, or why there is none.
 
         Empty where the source ranks did not become known.
         """

@@ -15,17 +15,18 @@ class Side:
 
     peer: bytes
     lane: str = ""
-    """Known from the `Accept` on."""
+    """Name of the lane; known from the `Accept` on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """That a prefill life can write no more."""
+    """The proof that a prefill life can write no more."""
 
     kind: str
     """`drained`, `revoked` or `dead`."""
     peer: bytes
     side: Side | None = None
-    """Over this receive side only; None: over whatever it was told."""
+    """The proof is about writes over this receive side only; None: about all writes of that
+    life."""
     generation: int = 0
-    """Of this generation only; 0: of all."""
+    """The proof is about this generation only; 0: about every generation."""

@@ -40,7 +40,7 @@ class Receives:
         self._stuck: dict[int, dict[str, int]] = {}
         """Worker to the quarantined pages of each group."""
         self._quarantined: set[int] = set()
-        """Generations counted in it."""
+        """Generations whose pages `_stuck` counts."""
         self.departing: set[int] = set()
         """Workers that went away and whose memory may still be written."""
         self.effects: list[Effect] = []
@@ -163,7 +163,7 @@ class Receives:
             self.forget_gone(peer_id)
 
     def _close_generation(self, receiving: Receiving) -> None:
-        """No lane places anything of it any more."""
+        """Have every lane place nothing more of a receive."""
         for peer_id in sorted(receiving.told):
             self.effects.append(CloseGeneration(peer_id, receiving.generation))
 
@@ -198,7 +198,7 @@ class Receives:
                 )
 
     def note_quarantined(self, receiving: Receiving) -> None:
-        """Its pages are out of use until a proof comes."""
+        """Count the pages of a receive as out of use until a proof comes."""
         self._quarantined.add(receiving.generation)
         self._count_quarantined(receiving, 1)
 

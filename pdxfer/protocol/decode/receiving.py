@@ -20,7 +20,8 @@ class Debt:
 
     sender_index: int
     plan: Plan | None
-    """None: nothing; its send still has to be told."""
+    """The plan of this pair; None: the worker owes nothing, and is told of the room so that its
+    send ends."""
     expected_bytes: int = 0
     matched: bool = False
     committed: bool = False
@@ -39,7 +40,7 @@ class Receiving:
     prefill: tuple[str, ...]
     """Addresses whose workers make up the source instance."""
     deadline: float
-    """While unmatched."""
+    """When the receive fails unless it is matched, in seconds of the agent's clock."""
     layout: KVLayout
     unreachable_s: float | None = None
     """While not bound, fails once an address has had no answer for so long, counted from when its
@@ -71,7 +72,7 @@ class Receiving:
     moved_at: float = 0.0
     """The tick that saw the last one."""
     bytes_moved: dict[bytes, int] = field(default_factory=dict)
-    """By prefill life, as its heartbeats say."""
+    """Bytes that each prefill life has moved, as its heartbeats say."""
     lanes: set[str] = field(default_factory=set)
 
     def advance(self, event: ReceivingEvent) -> None:
@@ -126,6 +127,6 @@ class Receiving:
 
     @property
     def aux(self) -> bytes:
-        """Of the lowest sender index that gave any."""
+        """The `aux` of the lowest sender index that gave any."""
         given = sorted((d.sender_index, d.aux) for d in self.debts.values() if d.aux)
         return given[0][1] if given else b""

@@ -34,7 +34,7 @@ class PrefillPeer:
     sides: set[Side] = field(default_factory=set)
     """Those of this session over which a write of it may still come, the present one with them."""
     revision: int = 0
-    """Of our `Attach` that its last `Accept` answers."""
+    """Revision of our `Attach` that the peer's last `Accept` answers."""
     workers: dict[int, Worker] = field(default_factory=dict)
     digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
     refusals: dict[tuple[int, int], PdxferError] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Sources:
 
     def __init__(self) -> None:
         self.links: dict[str, Link] = {}
-        """By control address."""
+        """The links by control address."""
         self.peers: dict[bytes, PrefillPeer] = {}
         self._spread: set[tuple[str, ...]] = set()
         """Address lists of instances with ranks at more than one prefill agent."""

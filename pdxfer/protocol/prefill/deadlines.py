@@ -12,14 +12,14 @@ from pdxfer.protocol.state import State
 LEASED = frozenset({State.WAITING, State.READY, State.MOVING, State.SENT})
 """States of a bound send that lasts only while decode gives signs of life."""
 MOVED = LEASED - {State.SENT}
-"""Those in which this side is the one that has to move something."""
+"""States of a bound send in which this side is the one that has to move something."""
 
 _EACH_S = 0.5
 """How often a bound send is looked at."""
 
 
 class Deadlines:
-    """Of the sends of one agent; each is looked at when `Sending.check_at` says so."""
+    """The deadlines of one agent's sends. Each send is looked at when its `check_at` says so."""
 
     def __init__(self, sends: Sends) -> None:
         self._sends = sends
@@ -39,7 +39,7 @@ class Deadlines:
             self._check_progress(sending, now)
 
     def _check_progress(self, sending: Sending, now: float) -> None:
-        """What nobody moves any more ends: a chunk that never comes, a lane that never flushes."""
+        """Fail a send that stands still: its next chunk never comes, or the lane never flushes."""
         if sending.moved:
             sending.moved, sending.moved_at = False, now
         still_s = now - sending.moved_at
@@ -51,7 +51,7 @@ class Deadlines:
             self._fail(sending, text)
 
     def _check_decode(self, sending: Sending, now: float) -> None:
-        """What decode does not renew, or does not know any more, ends."""
+        """Fail a send whose lease has ended, or that decode knows nothing of any more."""
         for leg in sending.legs.values():
             peer = self._sends.peers.get(leg.peer)
             if leg.committed or peer is None:

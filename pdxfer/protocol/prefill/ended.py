@@ -16,11 +16,14 @@ class EndedReceive:
     error: PdxferError
     peer: bytes
     forget_at: float | None = None
-    """Set by the next tick."""
+    """When this is forgotten; the next tick sets it."""
 
 
 class EndedReceives:
-    """Of one agent, by the send that they would have met. They outlive the session."""
+    """The ended receives of one agent, by the send that each would have met.
+
+    They outlive the session.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[SendKey, EndedReceive] = {}
@@ -41,11 +44,11 @@ class EndedReceives:
         return None if kept is None else kept.error
 
     def drop(self, key: SendKey) -> None:
-        """The room is received anew."""
+        """Forget why a receive ended: the room is received anew."""
         self._kept.pop(key, None)
 
     def drop_verdicts(self, peer: bytes) -> None:
-        """A refusal of a pair lasts until one side attaches anew."""
+        """Forget the refusals of pairs: a side has attached anew, and the pair is judged again."""
         for key, kept in list(self._kept.items()):
             if kept.peer == peer and isinstance(kept.error, LayoutMismatchError):
                 del self._kept[key]

@@ -18,10 +18,11 @@ class ChunkExtent:
     """What one more chunk covers, as `Extent.check` has found; nothing counts before `take`."""
 
     pages: dict[str, Pages]
-    """With the token that each list begins at, less a page that was trimmed."""
+    """The pages of each group, with the token that they begin at and without a page that was
+    trimmed."""
     ranges: Ranges
     tokens: int | None
-    """Of the whole request, as far as it is known with this chunk."""
+    """Tokens of the whole request, as far as this chunk tells."""
     last: bool
     ends: _Ends
     """(group, layer) to the token behind this chunk."""
@@ -39,7 +40,7 @@ class Extent:
     layout: KVLayout
     shares_pages: bool = False
     tokens: int | None = None
-    """Of the whole request; None: not told yet."""
+    """Tokens of the whole request; None: not told yet."""
     complete: bool = False
     """The last chunk has come."""
     _ends: _Ends = field(default_factory=dict)

@@ -16,7 +16,7 @@ from pdxfer.wire.messages import Accept, Attach, PairPlan, PairReject, Receive
 
 
 class PathState(Enum):
-    """Of the sending path to a peer."""
+    """How far the sending path to a peer is."""
 
     NONE = "never opened"
     OPENING = "opening"
@@ -35,13 +35,13 @@ class DecodePeer:
     path: PathState = PathState.NONE
     lane: str = ""
     lane_address: bytes = b""
-    """Of the receive side that the last `Attach` named."""
+    """Address of the receive side that the last `Attach` named."""
     path_lane: str = ""
     """The lane that the path goes, or went, by: what is posted on it uses this lane's regions."""
     path_address: bytes = b""
-    """Of the receive side that the path goes, or went, to."""
+    """Address of the receive side that the path goes, or went, to."""
     path_revision: int = 0
-    """Of the `Attach` that the path was opened for."""
+    """Revision of the `Attach` that the path was opened for."""
     revision: int = 0
     workers: dict[int, Worker] = field(default_factory=dict)
     siblings: list[Worker] = field(default_factory=list)
@@ -49,17 +49,17 @@ class DecodePeer:
     judged: Verdicts[tuple[str, int]] = field(default_factory=Verdicts)
     verdicts: dict[tuple[int, int], Pair] = field(default_factory=dict)
     own: list[Worker] = field(default_factory=list)
-    """Prefill workers as last judged."""
+    """The prefill workers as they were when pairs were last judged."""
     waiting: Waiting = field(default_factory=Waiting)
     ended: EndedReceives = field(default_factory=EndedReceives)
-    """Of all lives of the agent."""
+    """Receives that ended before their send came, of all decode lives."""
     committed: dict[int, float] = field(default_factory=dict)
     """Committed generation with receives still waiting for a send that owes nothing, and when they
     are forgotten."""
     legs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Live generation to the (worker, room) of its sends here."""
     legs_bytes: int = 0
-    """Of the page ids of its live legs."""
+    """Bytes of the page ids of this life's live legs."""
     asked: set[int] = field(default_factory=set)
     """Generations that decode waits to hear `Drained` of."""
     mark: int = 0
@@ -253,7 +253,7 @@ class DecodePeer:
 
 
 def failed_elsewhere(room: int) -> TransferError:
-    """One transfer fails as a whole."""
+    """The error of a send whose transfer has failed at another source worker."""
     return TransferError(
         f"room {room}: its transfer has failed at another prefill worker", retryable=True
     )

@@ -1,4 +1,4 @@
-"""From chunks to posts: what one chunk of a send means for one leg. Pure."""
+"""Chunks become posts: what one chunk of a send means for one leg. Pure."""
 
 from __future__ import annotations
 

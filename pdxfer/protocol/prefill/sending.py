@@ -34,11 +34,11 @@ class Leg:
     plan: Plan | None
     """None: this worker owes the destination nothing."""
     place: Place | None = None
-    """Without its page ids, which are in `pages`."""
+    """The placement without its page ids, which are in `pages`."""
     pages: dict[str, Pages] = field(default_factory=dict)
     chunks_posted: int = 0
     announcements: list[ChunkMessage] = field(default_factory=list)
-    """Of chunks posted, not told yet."""
+    """Announcements of chunks that are posted and of which decode was not told yet."""
     bytes_planned: int = 0
     bytes_placed: int = 0
     runs: int = 0
@@ -51,7 +51,7 @@ class Leg:
     """Every byte is placed and the commit has left."""
     committed: bool = False
     drained: bool = True
-    """Nothing unposted, nothing in flight."""
+    """Nothing of this leg is unposted or in flight."""
 
     @property
     def chunks_ended(self) -> int:
@@ -60,7 +60,7 @@ class Leg:
 
     @property
     def generation(self) -> int:
-        """Of the decode life `peer`."""
+        """The generation of the decode life `peer` that this leg serves."""
         return self.receive.generation
 
     @property
@@ -70,7 +70,7 @@ class Leg:
 
     @property
     def key(self) -> tuple[bytes, int]:
-        """Names the transfer."""
+        """The decode life and generation, which name the transfer."""
         return (self.peer, self.receive.generation)
 
 
@@ -82,7 +82,7 @@ class Sending:
     room: int
     slot: int
     deadline: float
-    """While unmatched; seconds on the agent's clock."""
+    """When the send fails unless every receiver has come, in seconds of the agent's clock."""
     lease_s: float
     layout: KVLayout
     extent: Extent
@@ -90,7 +90,7 @@ class Sending:
     state: State = State.WAITING
     legs: dict[tuple[bytes, int], Leg] = field(default_factory=dict)
     receiver_count: int = 0
-    """0: no receiver has come."""
+    """How many receivers the room has; 0: no receiver has come."""
     chunks: list[Chunk] = field(default_factory=list)
     begun: Chunk | None = None
     """Of all layers; what of it may go follows layer by layer."""
@@ -104,7 +104,7 @@ class Sending:
     moved: bool = True
     """Something came, was posted or flushed since the last tick."""
     moved_at: float = 0.0
-    """The tick that saw it last."""
+    """The tick at which the send was last seen to have moved."""
 
     def advance(self, event: SendingEvent) -> None:
         """Take an event; the table decides."""
@@ -118,7 +118,7 @@ class Sending:
 
     @property
     def tokens(self) -> int | None:
-        """Of the whole request; None: the worker has not told them yet."""
+        """Tokens of the whole request; None: the worker has not told them yet."""
         return self.extent.tokens
 
     @property

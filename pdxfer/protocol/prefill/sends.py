@@ -33,9 +33,10 @@ class FailedSend:
 
     error: PdxferError
     told: set[int]
-    """Receiver indices that know: a receive of theirs is another try."""
+    """Receivers that were told of the failure, by index: a later receive of theirs is a new
+    attempt."""
     forget_at: float | None = None
-    """Set by the next tick."""
+    """When this is forgotten; the next tick sets it."""
 
 
 class Sends:
@@ -73,7 +74,7 @@ class Sends:
         self.settle(sending)
 
     def _pump_leg(self, sending: Sending, leg: Leg) -> None:
-        """Writes first, then the commit, then the state; announcements wait for `announce`."""
+        """Post writes, then the commit, then change the state; announcements come later."""
         check_tokens(sending, leg)
         if not self._has_path(leg):
             return  # `on_path_opened` goes on from here
@@ -334,7 +335,7 @@ class Sends:
 
 
 def _receivers(legs: list[Leg]) -> str:
-    """Their indices, in words."""
+    """The indices of some receivers, in words."""
     indices = sorted(leg.receive.receiver_index for leg in legs)
     if not indices:
         return "none"

@@ -9,7 +9,7 @@ from pdxfer.wire.messages import Place, Receive
 SendKey = tuple[int, int]
 """(source worker, room)."""
 Waited = dict[SendKey, dict[bytes, None]]
-"""Send to the decode lives that wait for it, of a whole agent, in order."""
+"""For each send of an agent, the decode lives that wait for it, in order."""
 
 
 class Waiting:
@@ -22,12 +22,12 @@ class Waiting:
         self._peer = peer
         self._waited: Waited = {} if waited is None else waited
         self._of_send: dict[SendKey, dict[int, Receive]] = {}
-        """To the receive of each receiver index."""
+        """The waiting receives of each send, by receiver index."""
         self._keys: dict[int, set[SendKey]] = {}
-        """By generation."""
+        """The sends that each generation waits for."""
         self._count = 0
         self.length_bytes = 0
-        """Of the page ids that the receives carry."""
+        """Bytes of the page ids that the receives carry."""
 
     def __len__(self) -> int:
         return self._count
@@ -37,7 +37,7 @@ class Waiting:
 
     @property
     def generations(self) -> list[int]:
-        """That receives wait of."""
+        """The generations of the receives that wait."""
         return list(self._keys)
 
     def keys(self, generation: int) -> set[SendKey]:
