@@ -31,19 +31,19 @@ class WireError(TypedDict):
 
 
 class PdxferError(Exception):
-    """The root; never raised itself."""
+    """The root of all errors of pdxfer; never raised itself."""
 
     code: ClassVar[str] = "error"
-    """Stable on the wire."""
+    """Name of the class on the wire; it never changes."""
 
     def __init__(
         self, text: str, *, retryable: bool = False, fields: dict[str, str] | None = None
     ) -> None:
         super().__init__(text)
         self.retryable = retryable
-        """True when the same call may succeed later without any change."""
+        """Whether the same call may succeed later without any change."""
         self.fields = fields or {}
-        """What differs or is wrong: field name to value, both values where two sides differ."""
+        """What is wrong, by field name: its value, or both values where two sides differ."""
 
     def to_wire(self) -> WireError:
         """This error as plain values."""
@@ -65,13 +65,13 @@ class LayoutMismatchError(PdxferError, RuntimeError):
 
 
 class ProtocolError(PdxferError):
-    """Base of the two kinds below."""
+    """Base of `LocalProtocolError` and `RemoteProtocolError`."""
 
     code = "protocol"
 
 
 class LocalProtocolError(ProtocolError):
-    """An event that the state table does not list was asked for on this side."""
+    """A call is not allowed in the present state, or in this process, thread or event loop."""
 
     code = "local_protocol"
 
@@ -109,7 +109,7 @@ class TransferError(PdxferError):
 
     @property
     def fence(self) -> str:
-        """`drained`, `revoked`, `dead` or `quarantined`."""
+        """The proof: `drained`, `revoked` or `dead`; `quarantined` while there is none."""
         return self.fields["fence"]
 
 

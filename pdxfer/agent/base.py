@@ -50,12 +50,12 @@ from pdxfer.wire.messages import Hello, Message
 from pdxfer.wire.version import PROTOCOL_VERSION
 
 TICK_S = 0.1
-"""How late a deadline may be noticed."""
+"""How often an agent looks at its deadlines, and so how late it may notice one."""
 _LOG = logging.getLogger("pdxfer.agent")
 
 
 _IN_USE = (SendChunk, BeginChunk, LayerDone, PlacePages)
-"""What a worker says of a transfer that it has."""
+"""Messages of a worker about a transfer that it has."""
 
 
 class Agent(ABC):
@@ -69,7 +69,7 @@ class Agent(ABC):
         self.incarnation = os.urandom(16)
         self.loop: asyncio.AbstractEventLoop
         self.ports: dict[int, WorkerPort] = {}
-        """Worker id to port, until its memory is released."""
+        """The port of each worker by its id, until the worker's memory is released."""
         self.lanes = Lanes(config.lanes, make_fabric)
         self.lanes.on_made = self._watch_fabric
         self.neighbours = Neighbours(
@@ -148,7 +148,7 @@ class Agent(ABC):
 
     @abstractmethod
     def transfer_statuses(self) -> list[TransferStatus]:
-        """What `pdxfer status` shows of them."""
+        """What `pdxfer status` shows of the transfers that are not final."""
 
     # -- life --------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -226,7 +226,7 @@ class Agent(ABC):
         return max((fabric.version for fabric in self.lanes.made()), default="")
 
     def now(self) -> float:
-        """The agent's clock, monotonic seconds."""
+        """Seconds of the agent's monotonic clock."""
         return self.loop.time()
 
     # -- workers (called by the local server) ------------------------------------------------

@@ -17,17 +17,18 @@ class AgentConfig:
     socket_path: str
     """Unix socket for the workers beside this agent."""
     bind: str = "tcp://127.0.0.1:0"
-    """Prefill: control address to listen on. Both: the UCX lanes use the device that has it."""
+    """At prefill the control address to listen on. At both roles the UCX lanes use the network
+    device that has it."""
     advertise: str = ""
     """Prefill: host of the address told to workers, where `bind` is a wildcard."""
     lanes: tuple[str, ...] = field(default_factory=offered)
-    """Lanes offered, best first."""
+    """Names of the lanes that the agent offers, best first."""
     ucx: str = "auto"
     """Which UCX library: auto, wheel, system or a directory."""
     net_device: str = ""
-    """Network device of the UCX lanes; empty: that of the bind address."""
+    """Network device that the UCX lanes use; empty: the one that has the bind address."""
     key_file: str = ""
-    """Own secret CURVE key."""
+    """File of this agent's secret CURVE key."""
     client_keys: str = ""
     """Prefill: folder of the public keys (`.pub`) of decode agents let in."""
     server_key: str = ""

@@ -89,7 +89,7 @@ class DecodeAgent(Agent):
 
     @property
     def addresses(self) -> list[str]:
-        """A decode agent is not connected to."""
+        """A decode agent has no addresses: nobody connects to it."""
         return []
 
     def machine_effects(self) -> list[Effect]:
@@ -97,11 +97,11 @@ class DecodeAgent(Agent):
         return self.machine.take_effects()
 
     def live_transfers(self) -> int:
-        """Receives that are not final."""
+        """How many receives are not final."""
         return len(self.machine.live)
 
     def transfer_statuses(self) -> list[TransferStatus]:
-        """Receives that are not final."""
+        """The receives that are not final, one by one."""
         return [
             TransferStatus(
                 worker_id=receiving.worker,
@@ -137,7 +137,7 @@ class DecodeAgent(Agent):
         self.machine.detach(worker_id, reason, self.now())
 
     def on_request(self, port: WorkerPort, message: FromWorker) -> None:
-        """`connect`, `receive` and `place`."""
+        """Act on a worker's `connect`, `receive` or `place`."""
         match message:
             case ConnectPeer():
                 self._connect(port, message)
@@ -260,14 +260,14 @@ class DecodeAgent(Agent):
         self.pump()
 
     def on_neighbour_dead(self, peer: bytes) -> None:
-        """The one proof of silence on lanes that a process writes by its own system calls."""
+        """Take the end of a prefill process as proof that it writes nothing more."""
         link = self._link_to(peer)
         if link is not None and link.peer == peer:
             link.end("its process has ended")  # what it has not been told of fails here
         self.machine.sender_dead(peer)
 
     def on_neighbour_silent(self, peer: bytes) -> None:
-        """Its process lives on, but that life of the agent in it has ended."""
+        """Take the word of a prefill life that it has closed its lanes; its process may live on."""
         link = self._link_to(peer)
         if link is not None and link.peer == peer:
             link.end("it has closed")
@@ -275,7 +275,7 @@ class DecodeAgent(Agent):
         self.pump()
 
     def _on_broken(self, control: str, peer: bytes) -> None:
-        """Control and lane are both gone: so is the peer, or another session is as good."""
+        """End a session whose control connection and lane have both broken."""
         link = self._links.get(control)
         if link is not None and not self._receiver.serves(peer):
             link.end("its connections broke")
@@ -306,7 +306,7 @@ class DecodeAgent(Agent):
             self.pump()
 
     def _lane_lost(self, peer: bytes, error: PdxferError) -> None:
-        """Whoever waits now hears why; another session tries all lanes again."""
+        """Tell those who wait why no lane is left; another session tries all lanes again."""
         known = self.machine.peers.get(peer)
         control = known.address if known is not None else ""
         told = PeerError(f"{error} (at {control})", retryable=True, fields=error.fields)

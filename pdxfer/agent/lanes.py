@@ -10,7 +10,7 @@ from pdxfer.fabric.base import Fabric, LocalRegion
 from pdxfer.memory import MemoryRange
 
 MakeFabric = Callable[[str], Fabric]
-"""Lane name to a new fabric; raises where the lane cannot be had here."""
+"""Makes the fabric of a lane by name; raises where the lane cannot be had here."""
 
 
 class Lanes:

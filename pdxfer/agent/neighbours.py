@@ -98,9 +98,9 @@ class Neighbours:
         self._listener: socket.socket | None = None
         self._near: dict[bytes, _Neighbour] = {}
         self._expected: dict[bytes, bytes] = {}
-        """Peer that may connect to the nonce of its `Hello`."""
+        """The nonce in the `Hello` to each peer that may connect."""
         self._strangers: dict[Line, asyncio.TimerHandle] = {}
-        """Connections that nothing was proven on yet, and when they are closed."""
+        """Connections on which nothing was proven yet, each with the timer that closes it."""
         self._meetings: dict[Line, _Meeting] = {}
 
     # -- life --------------------------------------------------------------------------------

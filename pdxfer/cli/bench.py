@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lane",
         action="append",
         choices=library_lanes("ucx"),
-        help="may be repeated; default: each",
+        help="lane to measure; may be repeated; default: every lane",
     )
     parser.add_argument(
         "--crowded",
@@ -32,8 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PAGES",
         help="only: small rooms alone, and beside one room of so many scattered pages",
     )
-    parser.add_argument("--repeats", type=int, default=default.repeats, help="of each transfer")
-    parser.add_argument("--rounds", type=int, default=default.rounds, help="of each latency")
+    parser.add_argument(
+        "--repeats", type=int, default=default.repeats, help="how often each transfer is repeated"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=default.rounds,
+        help="how many latencies are measured of each kind",
+    )
     parser.add_argument("--quick", action="store_true", help="a small part of each case, once")
     parser.add_argument("--json", metavar="FILE", default="", help="write every raw sample there")
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument("name", help="of the pair: makes NAME.key (secret) and NAME.pub")
-    parser.add_argument("--directory", default=".", help="where to put them; made if missing")
+    parser.add_argument("name", help="name of the pair: makes NAME.key (secret) and NAME.pub")
+    parser.add_argument("--directory", default=".", help="folder for both files; made if missing")
 
 
 def run(options: argparse.Namespace) -> int:

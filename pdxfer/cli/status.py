@@ -29,9 +29,9 @@ _UCRED: Final = struct.Struct("3i")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument("role", choices=["prefill", "decode"], help="which daemon")
+    parser.add_argument("role", choices=["prefill", "decode"], help="role of the daemon")
     parser.add_argument("--socket-path", default="", help="its socket; default: this user's")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--timeout-s", type=float, default=limits.LOCAL_REQUEST_TIMEOUT_S)
 
 

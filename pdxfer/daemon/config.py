@@ -71,8 +71,8 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     client_keys: Annotated[
         str,
         _Meta(
-            description="folder of the .pub files of the decode daemons let in, or one file of "
-            "their lines",
+            description="folder with the .pub files of the decode daemons that may connect, or one "
+            "file of their lines",
             extra=_PREFILL,
         ),
     ] = ""
@@ -86,11 +86,13 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
         tuple[int, ...], _Meta(description="users whose workers may attach; default: this user")
     ] = ()
     drain_deadline_s: Annotated[
-        float, _Meta(description="seconds that SIGTERM lets running transfers finish", ge=0)
+        float, _Meta(description="seconds that a stopping daemon waits for running transfers", ge=0)
     ] = limits.DAEMON_DRAIN_DEADLINE_S
     ready_file: Annotated[
         str,
-        _Meta(description="written once the daemon serves: addresses, socket, incarnation, pid"),
+        _Meta(
+            description="file written once workers can attach: addresses, socket, incarnation, pid"
+        ),
     ] = ""
     log_level: Annotated[
         str,

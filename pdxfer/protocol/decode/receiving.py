@@ -43,15 +43,17 @@ class Receiving:
     """When the receive fails unless it is matched, in seconds of the agent's clock."""
     layout: KVLayout
     unreachable_s: float | None = None
-    """While not bound, fails once an address has had no answer for so long, counted from when its
-    link was made or lost its session; retryable. None: at the deadline only."""
+    """How long an address may go without an answer while the receive is not bound, counted from
+    when its link was made or lost its session. Then the receive fails, retryable; None: only its
+    deadline fails it."""
     must_exist: bool = False
-    """A source worker that has no live send of the room when it is told fails it; retryable."""
+    """Whether a source worker that has no live send of the room, when it is told of it, fails the
+    receive; retryable."""
     state: State = State.WAITING
     debts: dict[SourceKey, Debt] = field(default_factory=dict)
-    """Empty until the source instance is complete."""
+    """What each source worker owes; empty until the source instance is complete."""
     pages: dict[str, Pages] | None = None
-    """None: not placed yet."""
+    """The pages of each group; None: the worker has not placed the receive yet."""
     tokens: int = 0
     prefix_tokens: int = 0
     error: PdxferError | None = None
@@ -63,14 +65,14 @@ class Receiving:
     proofs: dict[bytes, str] = field(default_factory=dict)
     """Prefill life to the proof that it can write no more: drained, revoked, dead."""
     origin: bytes = b""
-    """Older life of this agent that received it; empty: this one did."""
+    """The older life of this agent that received it; empty: this life did."""
     drain_deadline: float = 0.0
     check_at: float = 0.0
     """When its deadlines are looked at next; at once when its state has changed."""
     moved: bool = True
     """There was a sign since the last tick that bytes of it move."""
     moved_at: float = 0.0
-    """The tick that saw the last one."""
+    """The tick at which the last sign was seen."""
     bytes_moved: dict[bytes, int] = field(default_factory=dict)
     """Bytes that each prefill life has moved, as its heartbeats say."""
     lanes: set[str] = field(default_factory=set)

@@ -29,7 +29,10 @@ class Sides:
         self._receives.effects.append(Announce(peer_id))
 
     def close(self, peer_id: bytes, proof: str) -> None:
-        """The receive side of a life is no more. With `proof` nothing comes over it after this."""
+        """Note that the receive side of a life has ended.
+
+        With `proof` nothing comes over it after this.
+        """
         peer = self._peers.get(peer_id)
         if peer is None or peer.side is None:
             return

@@ -32,7 +32,8 @@ class PrefillPeer:
     side: Side | None = None
     """The receive side that it may open paths to; None until its lane is attached (anew)."""
     sides: set[Side] = field(default_factory=set)
-    """Those of this session over which a write of it may still come, the present one with them."""
+    """The receive sides of this session over which a write of that life may still come, the present
+    one included."""
     revision: int = 0
     """Revision of our `Attach` that the peer's last `Accept` answers."""
     workers: dict[int, Worker] = field(default_factory=dict)
@@ -68,11 +69,12 @@ class Link:
     peer_id: bytes = b""
     """The life behind it; empty while there is none."""
     error: PdxferError | None = None
-    """Why it was refused; a later life clears it."""
+    """Why the link was refused; a later life clears it."""
     problem: str = ""
-    """What keeps it from coming up, in words; it goes on trying."""
+    """Why the link has no session, in words; it goes on trying."""
     silent_since: float | None = None
-    """Since when nobody answers there: it was first named, or its life was lost. None: not told."""
+    """Since when nobody answers there: since it was first named, or its life was lost. None: the
+    machine was not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class Sources:
         """(addresses, worker) to the pairs agreed on; emptied when either side changes."""
         self._judged: Verdicts[SourceKey] = Verdicts()
         self.barred: dict[int, PdxferError] = {}
-        """Worker whose memory the lane cannot have to the reason."""
+        """The workers whose memory the lane cannot have, each with the reason."""
 
     def link(self, address: str) -> Link:
         """The link of a control address, made when first named."""
