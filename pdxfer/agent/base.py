@@ -344,7 +344,8 @@ class Agent(ABC):
             if (taken.rank.tp, taken.rank.pp, taken.rank.cp) == (rank.tp, rank.pp, rank.cp):
                 raise ConfigError(
                     f"rank tp={rank.tp} pp={rank.pp} cp={rank.cp} of instance {message.instance!r} "
-                    f"is attached already, by process {other.connection.pid}",
+                    f"is attached already, by process {other.connection.pid}: close that client "
+                    "first, or give this worker its own rank= or instance=",
                     fields={"rank": f"tp={rank.tp}, pp={rank.pp}, cp={rank.cp}"},
                 )
         worker_id, self._next_worker = self._next_worker, self._next_worker + 1

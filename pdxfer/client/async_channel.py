@@ -56,9 +56,11 @@ class AsyncChannel(Line):
         self.failure = None
         self._loop.add_reader(sock.fileno(), self._on_readable)
 
-    def check(self) -> None:
-        """Raise what ended the connection, if anything did, or that this is another loop."""
-        super().check()
+    def check_home(self) -> None:
+        """Raise LocalProtocolError in a fork, and on another event loop while it is open there."""
+        super().check_home()
+        if not self._connected or self.failure is not None:
+            return
         try:
             elsewhere = asyncio.get_running_loop() is not self._loop
         except RuntimeError:  # no loop runs: nothing is awaited then
@@ -79,6 +81,7 @@ class AsyncChannel(Line):
         deadline = time.monotonic() + timeout_s
         while not done():
             self.check()
+            self.send_gathered()
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 return False
@@ -93,6 +96,12 @@ class AsyncChannel(Line):
         """Post what was gathered, as one message."""
         self._gathering -= 1
         if not self._gathering:
+            self._pack()
+            self.push()
+
+    def send_gathered(self) -> None:
+        """Post what was gathered so far."""
+        if self._gathered:
             self._pack()
             self.push()
 

@@ -102,18 +102,14 @@ class Book(Attachment, Generic[R]):
     def together(self) -> Iterator[None]:
         """All calls inside travel as one message at its end, with what other threads ask meanwhile.
 
-        `open`, `send` and `receive` do not wait inside, whatever their `wait`: each returns its
-        transfer at once, and a refusal is that transfer's error. What was asked for travels also
-        when the block raises.
+        `open`, `send` and `receive` of this thread (or task, and tasks made inside) do not wait
+        inside, whatever their `wait`: each returns its transfer at once, and a refusal is that
+        transfer's error. What was asked for travels also when the block raises. Whoever waits
+        meanwhile, on any thread, has what was asked for so far travel at once.
         """
         self.channel.check()
-        self.channel.gather()
-        self.channel.together += 1
-        try:
+        with self.channel.together():
             yield
-        finally:
-            self.channel.together -= 1
-            self.channel.let_go()
 
     @property
     def given_up(self) -> frozenset[int]:
@@ -150,7 +146,8 @@ class Book(Attachment, Generic[R]):
                 return
             self._closed = True
         self._settle_changed()
-        idle = not any(each.holds_pages for each in self._live.values())
+        with self._lock:  # other threads may still be giving slots back
+            idle = not any(each.holds_pages for each in self._live.values())
         self.channel.close()
         if idle:
             self._proofs.close()
@@ -184,8 +181,7 @@ class Book(Attachment, Generic[R]):
         message = AbortTransfer(
             transfer=transfer.slot, sequence=transfer.sequence, reason=reason[:1024]
         )
-        if self.channel.failure is None:
-            self.channel.post(message)
+        self._post_unless_gone(message)
 
     # -- for those who derive ------------------------------------------------------------------
     async def _resume(self) -> None:
@@ -213,7 +209,7 @@ class Book(Attachment, Generic[R]):
         """
         wait = check_flag("wait", wait)
         transfer = self._ask(message, tag)
-        if not wait or self.channel.together:
+        if not wait or self.channel.inside_together():
             return transfer
         in_time = False
         try:
@@ -337,9 +333,14 @@ class Book(Attachment, Generic[R]):
     def _release(self, transfer: R) -> None:
         del self._live[transfer.slot]
         del self._by_request[transfer.request]
-        if self.channel.failure is None:
-            self.channel.post(ReleaseSlot(transfer=transfer.slot, sequence=transfer.sequence))
+        self._post_unless_gone(ReleaseSlot(transfer=transfer.slot, sequence=transfer.sequence))
         self._slots.give_back(transfer.slot)
+
+    def _post_unless_gone(self, message: AbortTransfer | ReleaseSlot) -> None:
+        """Post; nothing when the agent is gone, also when another thread learns of it only now."""
+        if self.channel.failure is None:
+            with contextlib.suppress(DaemonUnavailableError):
+                self.channel.post(message)
 
     def _list(self, transfer: R) -> None:
         if not transfer.unwanted and not transfer.to_be_told:

@@ -61,6 +61,7 @@ class Channel(Line):
         deadline = time.monotonic() + timeout_s
         looked = False
         self.check_home()
+        self.send_gathered()
         while True:
             with self._changed:
                 while True:
@@ -165,6 +166,13 @@ class Channel(Line):
             if not self._gathering:
                 self._pack()
         self.push()
+
+    def send_gathered(self) -> None:
+        """Post what other threads have gathered so far."""
+        if self._gathered:
+            with self._out_lock:
+                self._pack()
+            self.push()
 
     def push(self) -> None:
         """Give the kernel what it has not taken yet, as far as it takes it now."""

@@ -5,8 +5,10 @@ How to wait is left open: `Channel` blocks the thread that waits, `AsyncChannel`
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,12 +37,14 @@ from pdxfer.local.messages import (
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pdxfer.client.cache import EmbeddedAgent
 
 
 _TOGETHER_BYTES_MAX: Final = limits.LOCAL_MESSAGE_BYTES_MAX - 1024
+_BLOCKS: Final[ContextVar[tuple[object, ...]]] = ContextVar("pdxfer_together", default=())
+"""The `together` blocks that the running thread or task is in."""
 
 
 @dataclass(slots=True)
@@ -79,8 +83,8 @@ class Line:
         self._posted_bytes = 0
         self._gathering = 0
         """How many calls of `gather` wait for their `let_go`."""
-        self.together = 0
-        """How many of these calls come from `together`, inside of which nobody may wait."""
+        self._blocks: set[object] = set()
+        """Those of these calls that come from `together`, whose callers do not wait inside."""
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._sent = Bell()
@@ -104,7 +108,10 @@ class Line:
             raise from_wire(self.failure.to_wire())
 
     def check_home(self) -> None:
-        """Raise LocalProtocolError in a fork of the process that this belongs to."""
+        """Raise LocalProtocolError in a fork of the process that this belongs to.
+
+        A channel of an event loop raises it on another one too.
+        """
         if self.home != process.current():
             raise process.inherited("client", self.home)
 
@@ -122,11 +129,29 @@ class Line:
 
     def check_not_gathering(self) -> None:
         """Raise LocalProtocolError where an answer would be waited for that nobody asks for yet."""
-        if self.together:
+        if self.inside_together():
             raise LocalProtocolError(
                 "inside together() nothing is sent before its end, so nothing can be waited for: "
                 "ask with wait=False, or outside"
             )
+
+    def inside_together(self) -> bool:
+        """Whether the calling thread or task, or one that made this task, is in a `together`."""
+        return not self._blocks.isdisjoint(_BLOCKS.get())
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Gather what is posted inside; calls of this thread or task do not wait inside."""
+        block = object()
+        self.gather()
+        self._blocks.add(block)
+        _BLOCKS.set((*_BLOCKS.get(), block))
+        try:
+            yield
+        finally:
+            self._blocks.discard(block)
+            _BLOCKS.set(tuple(each for each in _BLOCKS.get() if each is not block))
+            self.let_go()
 
     def gather(self) -> None:
         """What is posted from here on waits for `let_go`, and travels as one message."""
@@ -134,6 +159,10 @@ class Line:
 
     def let_go(self) -> None:
         """Post what was gathered."""
+        raise NotImplementedError
+
+    def send_gathered(self) -> None:
+        """Post what was gathered so far: somebody waits, perhaps for an answer to it."""
         raise NotImplementedError
 
     def push(self) -> None:

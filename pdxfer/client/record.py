@@ -208,8 +208,8 @@ class TransferRecord:
         check_reason(reason)
         if self._aborted or self.poll() in FINAL:
             return
-        self._aborted = True
         self._client.post_abort(self, reason)
+        self._aborted = True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(room={self.room}, state={self.poll().name})"

@@ -90,9 +90,10 @@ class SendingRecord(TransferRecord):
 
     def _returned(self) -> tuple[int, int]:
         """(tokens, chunks) below which pages are back, from the board while the slot is ours."""
-        now = self._client.board.returned(self.slot, self.sequence)
-        if now is not None:
-            self._returned_last = now
+        if self.final is None:
+            now = self._client.board.returned(self.slot, self.sequence)
+            # The slot may have gone to another transfer between those two: numbers only grow.
+            self._returned_last = max(self._returned_last, now or (0, 0))
         return self._returned_last
 
     def note_final(self, state: State) -> None:

@@ -8,7 +8,13 @@ import pytest
 
 from pdxfer import embedded
 from pdxfer.client import DecodeClient, Pages, PrefillClient, Rank, State
-from pdxfer.errors import LayoutMismatchError, LocalProtocolError, PeerError, TransferError
+from pdxfer.errors import (
+    ConfigError,
+    LayoutMismatchError,
+    LocalProtocolError,
+    PeerError,
+    TransferError,
+)
 from pdxfer.layout import page_major
 from tests.unit.client.conftest import SmallCache
 
@@ -205,3 +211,8 @@ def test_a_page_that_prefill_skips_and_decode_names_fails_both_with_its_tokens(p
         with pytest.raises(TransferError, match=r"tokens \[4, 8\) of group full"):
             transfer.wait(WAIT_S)
     assert receiving.pages_returned
+
+
+def test_a_rank_that_is_attached_already_is_refused_with_the_way_out(agents, pair):
+    with pytest.raises(ConfigError, match=r"rank tp=0 .* process \d+: close .* rank= or instance="):
+        PrefillClient(agents[0], SmallCache())
