@@ -89,11 +89,11 @@ class EmbeddedAgent:
 
     @property
     def ended(self) -> bool:
-        """It does not run: it has ended, or has not begun."""
+        """Whether it does not run: it has ended, or has not begun."""
         return self._ended.is_set()
 
     def over(self, error: Exception) -> None:
-        """It has ended; who still waits for its start gets the error."""
+        """Note that it has ended; whoever still waits for its start gets the error."""
         if not self._started.done():
             self._started.set_exception(error)
         self._ended.set()

@@ -194,7 +194,7 @@ class Neighbours:
             line.send(Meet(incarnation=self.incarnation, nonce=hello.nonce), [pidfd])
 
     def stop_meeting(self, peer: bytes) -> None:
-        """Nobody awaits the outcome of `meet` any more; what was proven before stays."""
+        """Call no `done` of `meet` any more; what was proven before stays."""
         for line, meeting in list(self._meetings.items()):
             if meeting.peer == peer:
                 self._drop(line)

@@ -32,7 +32,7 @@ class Case:
     name: str
     layout: KVLayout
     pages: int
-    """That move; the layout has one more, which is reserved."""
+    """Pages that move; the layout has one more, which is reserved."""
     runs_expected: int
 
     @cached_property
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def length_bytes(self) -> int:
-        """That move."""
+        """Pages that move."""
         return self.batches.length_bytes
 
     @property

@@ -77,7 +77,10 @@ class AsyncChannel(Line):
         self._loop.add_reader(eventfd, self._on_board)
 
     async def until(self, done: Callable[[], bool], timeout_s: float, bell: Bell) -> bool:
-        """Wait until `done()`, or for `timeout_s`; says which. Cancelling changes nothing."""
+        """Wait until `done()`, at most for `timeout_s`; True when it is done.
+
+        Cancelling changes nothing.
+        """
         deadline = time.monotonic() + timeout_s
         while not done():
             self.check()

@@ -265,7 +265,7 @@ class Book(Attachment, Generic[R]):
         return transfer
 
     def _give_up(self, transfer: R) -> None:
-        """Nobody will use the transfer that was asked for."""
+        """Give up a transfer that was asked for and that nobody will use."""
         with self._lock:
             transfer.unwanted = True
             if transfer in self._ended:

@@ -236,7 +236,7 @@ class Line:
         return answer
 
     def forget(self, message: LocalMessage) -> None:
-        """Nobody looks for the answer to a message any more."""
+        """Forget a request: nobody looks for its answer any more."""
         self._answers.pop(message.request, None)
 
     def watch(self, eventfd: int) -> None:
@@ -314,7 +314,7 @@ class Line:
             self._fail(from_wire_refused(message))
 
     def _flush(self) -> bool:
-        """True when nothing is left to send."""
+        """Send what the socket takes; True when nothing is left to send."""
         try:
             return self._outbox.flush(self._sock)
         except OSError:
@@ -328,7 +328,7 @@ class Line:
         raise NotImplementedError
 
     def agent_process(self, embedded: EmbeddedAgent | None) -> AgentProcess:
-        """The process at the other end. To be asked for before the agent has answered anything."""
+        """The process at the other end. Call this before the agent has answered anything."""
         return AgentProcess(self._sock, lambda: embedded is not None and embedded.closed)
 
     def _leave_to_parent(self) -> None:

@@ -136,15 +136,15 @@ class DecodeBook(Book[R], Generic[R]):
             tokens: of the whole request; None: to the end of the last page.
             prefix_tokens: tokens that are in the pool already.
             deadline_s: how long the other side may stay away; None: `limits.UNMATCHED_DEADLINE_S`.
-            unreachable_s: how long an address may be without an answer; then the receive fails, and
-                a retry is worth it. None: until the deadline.
-            must_exist: fail, with an error that is worth a retry, where a prefill agent that
-                answers has no live send of the room.
+            unreachable_s: how long a prefill address may go without an answer. Then the receive
+                fails, retryable. None: it waits until its deadline.
+            must_exist: fail, retryable, where a prefill agent that answers has no live send of the
+                room.
             wait: False: return at once. Nothing waits for the agent then; a refusal is the error of
                 the transfer that is returned, which is FAILED.
             tag: kept at the transfer's `tag`, for the caller alone.
-            trim: of the pages, as in `Receiving.place`.
-            null_page: of the pages, as in `Receiving.place`.
+            trim: leave out one page too many of a group; see `Receiving.place`.
+            null_page: an id that stands for no page; see `Receiving.place`.
 
         Raises:
             LayoutMismatchError: the pair has been refused.

@@ -239,11 +239,11 @@ class TransferRecord:
         self.slot, self.sequence, self._channel, self._word, self._seen, self.settled_word = place
 
     def note_final(self, state: State) -> None:
-        """It is final: its slot is another transfer's from here on."""
+        """Note that it is final: its slot is another transfer's from here on."""
         self.final = state
 
     def tell(self) -> None:
-        """`finished` lists it now."""
+        """Note that `finished` lists it now."""
         self.to_be_told = False
         self.returned_before = self.told_back
         self.told_back = self.told_back or self.pages_returned

@@ -97,7 +97,7 @@ class SendingRecord(TransferRecord):
         return self._returned_last
 
     def note_final(self, state: State) -> None:
-        """It is final: its slot is another transfer's from here on."""
+        """Note that it is final: its slot is another transfer's from here on."""
         self._returned()
         super().note_final(state)
 

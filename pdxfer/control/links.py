@@ -25,7 +25,7 @@ class LinkOwner(Protocol):
         ...
 
     def link_forgotten(self, control: str) -> None:
-        """The link is no more; nobody answered there and no receive names it."""
+        """The link was dropped: nobody answered there, and no receive names it."""
         ...
 
     def link_troubled(self, control: str, problem: str) -> None:
@@ -89,7 +89,7 @@ class Links:
         return canonical
 
     def drop_idle(self, now: float) -> None:
-        """Prefill agents come and go: what nobody answers and no room names is given up."""
+        """Drop links that nobody answers and no room names, since prefill agents come and go."""
         named = self._owner.named_links
         for control, link in list(self._links.items()):
             if link.remote is not None or control in named:
@@ -98,7 +98,7 @@ class Links:
                 self._drop(control)
 
     def watch(self, control: str) -> None:
-        """A session was lost: bring what keeps the next one from coming to whoever waits for it."""
+        """A session was lost: tell those who wait for the next one why it does not come."""
         link = self._links.get(control)
         if link is not None:
             self._spawn(self._watch(control, link))
@@ -147,7 +147,7 @@ class Links:
         await self._watch(control, link)
 
     async def _watch(self, control: str, link: ControlLink) -> None:
-        """Until the link has a session."""
+        """Report why the link has no session, until it has one."""
         if link.is_refused:  # the next session may well end the same way: not in a tight loop
             await asyncio.sleep(limits.LINK_RETRY_S)
         while True:

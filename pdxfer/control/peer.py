@@ -41,7 +41,7 @@ class Callbacks:
     on_session: Callable[[bytes, Hello], None]
     """A peer's session begins. A `PdxferError` that it raises refuses it with that error."""
     on_lost: Callable[[bytes, str], None]
-    """That life is over for this channel, with the reason; after it `send` to that peer raises."""
+    """A peer's session is over, with the reason; after it `send` to that peer raises."""
     heartbeat: Callable[[bytes], Heartbeat]
     """The content of the next heartbeat."""
 

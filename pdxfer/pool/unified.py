@@ -33,7 +33,7 @@ class UnifiedPool(KVPool):
 
     @value_errors()
     def __init__(self, *, buffer_bytes: int | None = None, **options: Unpack[KVOptions]) -> None:
-        """As `KVPool`.
+        """Make the pool; the arguments are those of `KVPool`.
 
         Args:    buffer_bytes: of the whole buffer, where several pools share `memory`.
         """

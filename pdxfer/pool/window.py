@@ -169,7 +169,7 @@ class SWAPool(PoolPair):
         v_scale: Scale = None,
         layer_id_override: int | None = None,
     ) -> None:
-        """As `KVPool.set_kv_buffer`; `loc` are slots of the full pool in every layer.
+        """Do what `KVPool.set_kv_buffer` does; `loc` are slots of the full pool in every layer.
 
         A `loc` that bundles several may have the slots of the window pool as `swa_loc`; they are
         taken as they are. Else the slots are translated here.

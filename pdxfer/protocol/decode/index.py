@@ -25,13 +25,13 @@ class Index:
         self.by_room: dict[tuple[int, int], Receiving] = {}
         """(worker, room) to receive."""
         self.unbound: ByGeneration = {}
-        """Those that no prefill life was told of, the oldest first."""
+        """Receives that no prefill life was told of, the oldest first."""
         self._of_peer: dict[bytes, ByGeneration] = {}
         self._of_link: dict[str, ByGeneration] = {}
         self._of_worker: dict[int, ByGeneration] = {}
 
     def add(self, receiving: Receiving) -> None:
-        """A receive begins."""
+        """Add a receive, which begins."""
         generation = receiving.generation
         self.live[generation] = self.unbound[generation] = receiving
         self.by_slot[receiving.worker, receiving.slot] = receiving
@@ -41,12 +41,12 @@ class Index:
             self._of_link.setdefault(control, {})[generation] = receiving
 
     def bind(self, receiving: Receiving, peer_id: bytes) -> None:
-        """A prefill life is told of a receive."""
+        """Note that a prefill life is told of a receive."""
         self.unbound.pop(receiving.generation, None)
         self._of_peer.setdefault(peer_id, {})[receiving.generation] = receiving
 
     def remove(self, receiving: Receiving) -> None:
-        """A receive is final."""
+        """Remove a receive, which is final."""
         generation = receiving.generation
         del self.live[generation]
         self.unbound.pop(generation, None)
@@ -59,20 +59,20 @@ class Index:
             _drop(self._of_link, control, generation)
 
     def of_peer(self, peer_id: bytes) -> list[Receiving]:
-        """Those that a prefill life was told of."""
+        """Receives that a prefill life was told of."""
         return list(self._of_peer.get(peer_id, {}).values())
 
     def of_link(self, control: str) -> list[Receiving]:
-        """Those that name a control address."""
+        """Receives that name a control address."""
         return list(self._of_link.get(control, {}).values())
 
     def of_worker(self, worker_id: int) -> list[Receiving]:
-        """Those of a worker."""
+        """Receives of a worker."""
         return list(self._of_worker.get(worker_id, {}).values())
 
     @property
     def links(self) -> set[str]:
-        """Control addresses that are named."""
+        """Control addresses that live receives name."""
         return set(self._of_link)
 
 

@@ -191,7 +191,7 @@ class Sources:
         return found
 
     def forget_link(self, control: str) -> None:
-        """Nobody answers there, and no room names it."""
+        """Forget a link: nobody answers there, and no room names it."""
         self.links.pop(control, None)
         named = {key for key in self._agreed if names(key[0], control)}
         for key in named:

@@ -219,5 +219,5 @@ class Matching:
 
 
 def _placed_twice(room: int) -> RemoteProtocolError:
-    """Of two lists of pages for one receive, nobody can say which one decode holds."""
+    """The error of a receive that was placed twice: nobody can say which pages decode holds."""
     return RemoteProtocolError(f"room {room}: its pages were placed twice; Place is said once")

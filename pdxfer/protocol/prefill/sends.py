@@ -203,7 +203,7 @@ class Sends:
         self.fail(sending, error)
 
     def _end_leg(self, sending: Sending, leg: Leg, aborted: tuple[bytes, int] | None) -> None:
-        """Nobody joins this transfer any more, and its receiver hears of the end."""
+        """End a leg: no send joins this transfer any more, and its receiver hears of the end."""
         peer = self.peers.get(leg.peer)
         if peer is None or sending.error is None:
             return
