@@ -245,15 +245,18 @@ class SendingRecord(TransferRecord):
             number = events.put(event)
         self._layers_left.discard(layer)
         self._chunks_sent += 1
-        self._channel.post(
-            LayerDone(
-                request=self.request,
-                transfer=self.slot,
-                sequence=self.sequence,
-                layer=layer,
-                event=number,
-            )
+        message = LayerDone(
+            request=self.request,
+            transfer=self.slot,
+            sequence=self.sequence,
+            layer=layer,
+            event=number,
         )
+        try:
+            self._channel.post(message)
+        except BaseException:  # the agent never hears of the event
+            events.drop(number)
+            raise
 
     # -- inside --------------------------------------------------------------------------------
     async def _wait_for(self, after: object) -> None:

@@ -30,6 +30,11 @@ def put(event: Queried) -> int:
     return number
 
 
+def drop(number: int) -> None:
+    """Forget an event that no agent will take; nothing happens where there is none."""
+    _waiting.pop(number, None)
+
+
 def take(number: int) -> Queried:
     """The event of a number, once.
 
