@@ -463,5 +463,9 @@ class Agent(ABC):
 
     def _on_fabric_readable(self, fabric: Fabric) -> None:
         for event in fabric.drain():
-            self.on_fabric(fabric, event)
+            try:
+                self.on_fabric(fabric, event)
+            except Exception:  # noqa: BLE001 - as in `pump`: no event comes a second time
+                failed = {"event": type(event).__name__, "lane": fabric.lane}
+                _LOG.exception("event_failed", extra={"fields": failed})
         self.pump()

@@ -149,6 +149,29 @@ async def test_an_effect_that_cannot_be_carried_out_does_not_take_others_along(t
         await cross(both, sender, reader, source, destination, 1)
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_an_event_that_cannot_be_dealt_with_does_not_take_others_along(
+    tmp_path, caplog, role
+):
+    """A lane tells its events once: those behind a fault are ends and proofs of other transfers."""
+    both = Both(tmp_path)
+    async with both.workers() as (sender, reader, source, destination):
+        await cross(both, sender, reader, source, destination, 1)
+        fabric, drain = both.fabrics[role], both.fabrics[role].drain
+        fabric.drain = lambda: [event for each in drain() for event in (None, each)]
+        agent = both.agents[role]
+        on_fabric = agent.on_fabric
+
+        def fail_at_none(lane, event):
+            if event is None:
+                raise RuntimeError("a fault of this program")
+            on_fabric(lane, event)
+
+        agent.on_fabric = fail_at_none
+        await cross(both, sender, reader, source, destination, 2)
+        assert any(record.message == "event_failed" for record in caplog.records)
+
+
 async def test_a_lost_session_closes_its_receive_side_and_the_next_one_serves(tmp_path):
     both = Both(tmp_path)
     async with both.workers() as (sender, reader, source, destination):
