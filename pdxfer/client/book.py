@@ -80,6 +80,10 @@ class Book(Attachment, Generic[R]):
         with `returned_before`: its pages were told back then. A quarantined one is listed, and
         again when it becomes FAILED; so is one whose agent has died.
 
+        Take pages back from those whose `returned_now` is true: each transfer has it in one list
+        only. `pages_returned` tells how things are when it is asked, so that a quarantined one may
+        have become FAILED since it was listed; it is listed again for that.
+
         Reads the board only: no system call while nothing has changed on it, so that it can be
         called each step. It sees the agent's death there too.
 

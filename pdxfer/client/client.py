@@ -35,6 +35,9 @@ class Client(Book[T], Generic[T]):
         Idempotent. Whoever waits gets a `DaemonUnavailableError`. In a fork of the process that
         made the client, nothing of the parent's is touched.
 
+        An embedded agent keeps the memory of a cache, whose client was closed while a transfer had
+        pages of it, until the agent closes: give `drain_s`, or wait for every transfer first.
+
         Raises: ConfigError: a `drain_s` that is no number of seconds; the client is still open.
         """
         if drain_s is not None and self.channel.failure is None:

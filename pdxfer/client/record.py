@@ -134,6 +134,9 @@ class TransferRecord:
     _prefix_tokens: int | None = None
     returned: ClassVar[frozenset[State]] = FINAL
     """States in which the pages are the worker's."""
+    returned_now = False
+    """Whether the last `finished` that listed it was the one that gave its pages back. It does not
+    change until it is listed again, whatever its state becomes meanwhile."""
 
     def __init__(self, client: Owner, opening: OpenSend | OpenReceive, tag: object = None) -> None:
         self.room = opening.room
@@ -246,7 +249,8 @@ class TransferRecord:
         """Note that `finished` lists it now."""
         self.to_be_told = False
         self.returned_before = self.told_back
-        self.told_back = self.told_back or self.pages_returned
+        self.returned_now = self.pages_returned and not self.told_back
+        self.told_back = self.told_back or self.returned_now
 
     def refuse(self, refusal: Refused) -> bool:
         """Note why the agent did not take the opening, a chunk or the pages; the first counts.

@@ -281,6 +281,27 @@ def test_a_quarantined_one_is_not_told_back(decode_agent, decode):
     assert not receiving.returned_before
 
 
+def test_pages_are_taken_back_once_where_a_proof_comes_right_after_the_list(decode_agent, decode):
+    receiving = decode.receive(1, PREFILL, [1])
+    decode_agent.show(1, State.QUARANTINED, error=TransferError("x", fence="quarantined"))
+    assert decode.finished() == [receiving]
+    decode_agent.show(1, State.FAILED, error=TransferError("x", fence="dead"))
+    assert (receiving.pages_returned, receiving.returned_now) == (True, False)
+    assert decode.finished() == [receiving]
+    assert receiving.returned_now
+    assert decode.finished() == []
+
+
+def test_source_pages_are_given_back_now_at_sent_and_not_at_a_later_failure(prefill_agent, prefill):
+    sending = prefill.send(1, [1])
+    prefill_agent.show(1, State.SENT)
+    assert prefill.finished() == [sending]
+    assert sending.returned_now
+    prefill_agent.show(1, State.FAILED, error=PeerError("x"))
+    assert prefill.finished() == [sending]
+    assert (sending.returned_now, sending.returned_before) == (False, True)
+
+
 # -- pages that come back before the end ----------------------------------------------------
 def give_back(agent, room, tokens, chunks):
     conn, slot, _ = agent.rooms[room]
