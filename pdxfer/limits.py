@@ -145,10 +145,10 @@ UNMATCHED_DEADLINE_S: Final = 120.0
 sends of its room. Then the one that waited fails with a retryable `PeerError` that says who did not
 come."""
 NO_PROGRESS_DEADLINE_S: Final = 300.0
-"""How long a matched transfer may stand still. Prefill waits for its worker's next chunk, or for
-the lane to flush; decode waits for a sign that bytes move (a chunk, the progress in a heartbeat, a
-commit). The side that has waited so long fails the transfer with a retryable `PeerError`, and
-fences it like any other failure."""
+"""How long a matched transfer may stand still. Prefill waits for its worker's next chunk or layer,
+or for the lane to flush; decode waits for a sign that bytes move (a chunk, the progress in a
+heartbeat, a commit). The side that has waited so long fails the transfer with a retryable
+`PeerError`, and fences it like any other failure."""
 LEASE_S: Final = 30.0
 """Default `lease_s`: how long a matched send waits for a sign of its decode agent; every message of
 the session renews it. Then prefill fails the send and stops writing. At decode this frees no

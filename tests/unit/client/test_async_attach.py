@@ -104,6 +104,7 @@ def test_the_surface_is_that_of_the_threaded_client(threaded, tasks):
     coroutines = {name for name in names if inspect.iscoroutinefunction(getattr(tasks, name))}
     assert coroutines == names & {
         "open",
+        "begin",
         "send",
         "connect",
         "receive",
