@@ -166,13 +166,17 @@ retryable `ResourceError`."""
 PROGRESS_PER_HEARTBEAT_MAX: Final = 4_096
 """Transfers whose progress one heartbeat of a prefill agent tells. Those beyond it are in the next
 heartbeat."""
+FAILED_SENDS_MAX: Final = 65_536
+"""Sends that failed before every receiver of their rooms had come, remembered at a prefill agent so
+that those receivers hear why. Each is forgotten after `UNMATCHED_DEADLINE_S`, the oldest sooner
+where there are more; a receive that comes after that waits for another send."""
 ENDED_RECEIVES_MAX: Final = 65_536
 """Receives that ended before their sends came, remembered at a prefill agent so that those sends
 end at once with the same error. Each is forgotten after `UNMATCHED_DEADLINE_S`, the oldest sooner
 where there are more; a send that comes after that waits for its own deadline."""
 REASON_CHARACTERS_MAX: Final = 4_096
-"""Characters of the reason of a peer's abort that are kept and told to the worker. The rest is cut
-off."""
+"""Characters of the reason of an abort, by a peer or by a worker, that are kept and told. The rest
+is cut off."""
 PLACED_BYTES_PER_SESSION_MAX: Final = 1 << 30
 """Bytes of page ids that one decode agent may have placed at a prefill agent, in receives that wait
 for their sends and in live ones. A receive above it fails with a retryable `ResourceError`."""
@@ -180,6 +184,16 @@ PLACED_BYTES_MAX: Final = 4 << 30
 """Bytes of page ids that all decode agents together may have placed at a prefill agent, in receives
 that wait for their sends and in live ones. A receive above it fails with a retryable
 `ResourceError`."""
+GIVEN_BYTES_PER_WORKER_MAX: Final = 1 << 30
+"""Bytes that an agent keeps of what one worker has given with its live transfers: page ids, skipped
+ranges, layers, `aux`, and `GIVEN_RECORD_BYTES` a call. A transfer above it fails with a retryable
+`ResourceError`; what it had taken comes back when it has ended."""
+GIVEN_BYTES_MAX: Final = 4 << 30
+"""Bytes that an agent keeps of what all its workers have given with their live transfers, counted
+as for one worker. A transfer above it fails with a retryable `ResourceError`."""
+GIVEN_RECORD_BYTES: Final = 1_024
+"""What each chunk and each list of places counts in the budget of its worker beside its own bytes,
+since many small ones take memory too. It refuses nothing by itself."""
 TOMBSTONES_PER_SESSION_MAX: Final = 65_536
 """Ended generations above decode's mark that a prefill agent remembers for a session. The message
 that would need one more is a `RemoteProtocolError`, and the session ends: decode's heartbeats have

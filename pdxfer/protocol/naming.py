@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pdxfer import limits
 from pdxfer.errors import PeerError
 
 if TYPE_CHECKING:
@@ -53,3 +54,8 @@ def leg_failed(
     }
     text = f"room {sending.room}: {what} ({', '.join(ends)})"
     return PeerError(text, retryable=True, fields=fields)
+
+
+def shown_reason(reason: str) -> str:
+    """Why somebody aborted, in a length that is kept; never empty."""
+    return reason[: limits.REASON_CHARACTERS_MAX] or "no reason given"

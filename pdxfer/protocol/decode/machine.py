@@ -27,7 +27,8 @@ from pdxfer.protocol.decode.sides import Sides
 from pdxfer.protocol.decode.sources import PrefillPeer, Sources, summarize
 from pdxfer.protocol.effects import Effect, WatchSender, lane_work_first
 from pdxfer.protocol.given import GivenPlaces
-from pdxfer.protocol.naming import called, fields_of
+from pdxfer.protocol.given_bytes import pages_bytes
+from pdxfer.protocol.naming import called, fields_of, shown_reason
 from pdxfer.protocol.workers import Worker
 from pdxfer.wire.messages import (
     Accept,
@@ -213,6 +214,7 @@ class DecodeMachine:
             placed = check_places(
                 receiving.layout, receiving.room, place.pages, place.tokens, place.prefix_tokens
             )
+            self._receives.take_given(receiving, pages_bytes(placed))
             held = self._receives.held[receiving.worker]
             held.hold(receiving.generation, placed, receiving.room)
         except PdxferError as error:
@@ -226,7 +228,7 @@ class DecodeMachine:
         """The worker gives its receive up; its pages come back after the proof."""
         receiving = self._receives.index.by_slot.get((worker_id, slot))
         if receiving is not None:
-            text = f"aborted by the decode worker: {reason or 'no reason given'}"
+            text = f"aborted by the decode worker: {shown_reason(reason)}"
             if not receiving.bound:
                 self._binding.let_go[receiving.generation] = receiving
             self._receives.fail(receiving, TransferError(f"room {receiving.room} was {text}"), now)

@@ -16,6 +16,7 @@ from pdxfer.protocol.decode.proofs import Proof, Side
 from pdxfer.protocol.decode.receiving import Receiving
 from pdxfer.protocol.decode.sources import PrefillPeer
 from pdxfer.protocol.effects import CloseGeneration, Effect, Free, Show, Tell
+from pdxfer.protocol.given_bytes import GivenBytes
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.tables import ReceivingEvent
 from pdxfer.wire.messages import (
@@ -35,6 +36,7 @@ class Receives:
         self.index = Index()
         self.live = self.index.live
         """Generation to receive, from `receive` until it is final."""
+        self.given = GivenBytes()
         self.held: dict[int, HeldPages] = {}
         """Worker to its pages that a live generation may write."""
         self._stuck: dict[int, dict[str, int]] = {}
@@ -45,6 +47,15 @@ class Receives:
         """Workers that went away and whose memory may still be written."""
         self.effects: list[Effect] = []
         """What is to be done, in order."""
+
+    def take_given(self, receiving: Receiving, length_bytes: int) -> None:
+        """Count what a worker gives with a receive, until that is final.
+
+        Raises:
+            ResourceError: over a budget; nothing is counted.
+        """
+        self.given.take(receiving.worker, receiving.room, length_bytes)
+        receiving.given_bytes += length_bytes
 
     def settle(self, receiving: Receiving) -> None:
         """Commit or bind a receive whose debts allow it."""
@@ -157,6 +168,7 @@ class Receives:
         if receiving.error is None:
             self._close_generation(receiving)
         self.index.remove(receiving)
+        self.given.give_back(receiving.worker, receiving.given_bytes)
         self._count_quarantined(receiving, -1)
         self.free_departed(receiving.worker)
         for peer_id in receiving.bound:

@@ -56,6 +56,8 @@ class Receiving:
     """The pages of each group; None: the worker has not placed the receive yet."""
     tokens: int = 0
     prefix_tokens: int = 0
+    given_bytes: int = 0
+    """Of the budget of its worker."""
     error: PdxferError | None = None
     told: dict[bytes, set[Side]] = field(default_factory=dict)
     """Prefill lives that know pages of this generation, and the receive sides over which they may

@@ -24,7 +24,8 @@ from pdxfer.protocol.effects import (
     lane_work_first,
 )
 from pdxfer.protocol.given import GivenChunk
-from pdxfer.protocol.naming import called, fields_of, leg_failed
+from pdxfer.protocol.given_bytes import chunk_bytes
+from pdxfer.protocol.naming import called, fields_of, leg_failed, shown_reason
 from pdxfer.protocol.prefill.deadlines import Deadlines
 from pdxfer.protocol.prefill.extent import Extent
 from pdxfer.protocol.prefill.matching import Matching
@@ -170,6 +171,7 @@ class PrefillMachine:
         """Append a chunk; False where an error in it has failed the send."""
         try:
             check_given(sending, chunk)
+            self._sends.take_given(sending, chunk_bytes(chunk))
             sending.add_chunk(chunk.pages, chunk.tokens, chunk.layers, last=chunk.last)
             sending.aux = chunk.aux or sending.aux
         except PdxferError as error:
@@ -181,7 +183,7 @@ class PrefillMachine:
         """The worker gives its send up; a commit that has left cannot be called back."""
         sending = self._sends.by_slot.get((worker_id, slot))
         if sending is not None and sending.state is not State.SENT:
-            text = f"aborted by the prefill worker: {reason or 'no reason given'}"
+            text = f"aborted by the prefill worker: {shown_reason(reason)}"
             self._sends.give_up(sending, TransferError(f"room {sending.room} was {text}"))
 
     # -- what a peer says --------------------------------------------------------------------
@@ -276,8 +278,7 @@ class PrefillMachine:
             self._abort_life(peer, message)
             return
         generation = message.generation
-        reason = message.reason[: limits.REASON_CHARACTERS_MAX] or "no reason given"
-        error = TransferError(f"aborted by decode: {reason}")
+        error = TransferError(f"aborted by decode: {shown_reason(message.reason)}")
         peer.abort_waiting(generation, error)
         peer.bury(generation)
         legs = list(self._sends.legs(peer, generation))

@@ -97,6 +97,8 @@ class Sending:
     layers_left: set[int] = field(default_factory=set)
     """Layers of it that may not go yet."""
     aux: bytes = b""
+    given_bytes: int = 0
+    """Of the budget of its worker."""
     error: PdxferError | None = None
     check_at: float = 0.0
     """When its deadlines are looked at next; at once when its state has changed."""

@@ -16,6 +16,7 @@ from pdxfer.protocol.effects import (
     ShowReturned,
     Tell,
 )
+from pdxfer.protocol.given_bytes import GivenBytes
 from pdxfer.protocol.prefill.ended import EndedReceives
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
 from pdxfer.protocol.prefill.posting import ask_commit, check_tokens, post_chunk
@@ -51,12 +52,22 @@ class Sends:
         """(worker, board slot) to send."""
         self.failed: dict[tuple[int, int], FailedSend] = {}
         """(worker, room) to why its send failed, for receivers that have not come yet."""
+        self.given = GivenBytes()
         self.ended = EndedReceives()
         self.waited: Waited = {}
         self.departing: set[int] = set()
         """Workers that went away and whose memory may still be read."""
         self.effects: list[Effect] = []
         """What is to be done, in order."""
+
+    def take_given(self, sending: Sending, length_bytes: int) -> None:
+        """Count what a worker gives with a send, until that is final.
+
+        Raises:
+            ResourceError: over a budget; nothing is counted.
+        """
+        self.given.take(sending.worker, sending.room, length_bytes)
+        sending.given_bytes += length_bytes
 
     def pump(self, sending: Sending) -> None:
         """Move what can move: bind, post chunks in order to every leg, ask for commits."""
@@ -199,6 +210,9 @@ class Sends:
         """End a send for a reason of this side; receivers that have not come hear it then."""
         if sending.error is None and len(sending.legs) < max(1, sending.receiver_count):
             told = {leg.receive.receiver_index for leg in sending.legs.values()}
+            self.failed.pop((sending.worker, sending.room), None)
+            if len(self.failed) >= limits.FAILED_SENDS_MAX:
+                del self.failed[next(iter(self.failed))]
             self.failed[sending.worker, sending.room] = FailedSend(error, told)
         self.fail(sending, error)
 
@@ -223,6 +237,7 @@ class Sends:
         self.show(sending)
         self.live.pop((sending.worker, sending.room), None)
         self.by_slot.pop((sending.worker, sending.slot), None)
+        self.given.give_back(sending.worker, sending.given_bytes)
         for leg in sending.legs.values():
             self.effects.append(ForgetLeg(leg.peer, leg.generation, sending.worker))
             peer = self.peers.get(leg.peer)
