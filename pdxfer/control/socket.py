@@ -114,9 +114,9 @@ def host_and_port(address: str, field: str) -> tuple[str, str]:
 
     Raises:  ConfigError naming `field`.
     """
-    scheme, found, rest = address.partition("://")
-    host, colon, port = rest.rpartition(":")
-    if scheme != "tcp" or not found or not colon or not host or not _is_port(port):
+    scheme, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or "/" in host or not _is_port(port):
         raise ConfigError(f"{field}={address!r}: expected tcp://host:port")
     return host.removeprefix("[").removesuffix("]"), port
 

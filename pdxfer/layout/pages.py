@@ -132,6 +132,11 @@ def _as_ids(ids: object) -> NDArray[np.int64]:
         array = np.asarray(ids)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"page ids are no array: {error}") from error
+    if np.ma.is_masked(ids):
+        raise ConfigError(
+            f"page ids {repr(ids)[:80]} are masked in part, which names no pages: give the ids "
+            "that count, such as ids.compressed()"
+        )
     if array.size == 0 and array.ndim <= 1:
         array = np.zeros(0, np.int64)
     elif array.ndim == 0:

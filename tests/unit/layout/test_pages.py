@@ -118,3 +118,9 @@ def test_one_integer_is_the_id_of_one_page(ids):
 def test_what_is_no_integer_is_no_page(ids):
     with pytest.raises(ConfigError):
         Pages(ids)
+
+
+def test_a_masked_array_is_refused_where_its_mask_would_be_lost():
+    with pytest.raises(ConfigError, match="masked in part"):
+        Pages(np.ma.array([3, 5], mask=[False, True]))
+    assert Pages(np.ma.array([3, 5])).ids.tolist() == [3, 5]
