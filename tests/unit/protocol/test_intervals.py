@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pdxfer import limits
+from pdxfer.fabric.base import Posted
 from pdxfer.layout import Pages, combine
 from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.state import State
@@ -56,3 +57,60 @@ def test_pages_of_a_group_without_a_chosen_layer_do_not_hold_up_a_large_chunk(se
                 region, at = source.locate("k", layer, slot, 0, group=group)
                 sent = pair.prefill.memory[0][region][at : at + 16]
                 assert np.array_equal(sent, pair.decode.memory[0][region][at : at + 16])
+
+
+def path_of(pair):
+    return pair.prefill.fabric.paths[pair.decode.machine.incarnation]
+
+
+def in_flight(pair):
+    """Intervals that the lane has and has not carried out."""
+    return sum(hasattr(item, "runs") for item in path_of(pair).work)
+
+
+def begin(pair, ids):
+    """Bind a room and send it; then hand over what can be while the lane stands still."""
+    pair.open()
+    pair.receive(ids=ids, tokens=4 * len(ids))
+    pair.cluster.run()
+    pair.send(ids)
+    while pair.cluster.deliver_one() or pair.prefill.take_turn():
+        pass
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_lane_has_so_many_intervals_of_a_room_at_once_and_no_more(seed):
+    pair, ids = Pair(seed), list(range(1, PAGES + 1))
+    begin(pair, ids)
+    assert in_flight(pair) == limits.INTERVALS_IN_FLIGHT
+    while pair.at_decode().state is not State.COMMITTED:
+        assert in_flight(pair) <= limits.INTERVALS_IN_FLIGHT
+        assert pair.cluster.step()
+    pair.assert_moved(ids, ids, 4 * PAGES)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode", "lane"])
+def test_nothing_of_a_room_leaves_behind_an_interval_after_which_it_ended(side):
+    pair, ids = Pair(0), list(range(1, PAGES + 1))
+    begin(pair, ids)
+    path, posts = path_of(pair), []
+    path.post = lambda write: posts.append(write)
+    path.commit = lambda *commit: posts.append(commit)
+    if side == "prefill":
+        pair.prefill.machine.abort(0, 0, "enough")
+        pair.prefill.pump()
+    elif side == "decode":
+        pair.decode.machine.abort(0, 0, "enough", pair.cluster.now)
+        pair.decode.pump()
+        while pair.cluster.deliver_one():
+            pass
+    else:
+        path.step()
+        end = path.work.popleft()
+        pair.prefill.fabric.tell(
+            Posted(path.peer, end.generation, end.ticket, 0, end.runs, "a write failed")
+        )
+    pair.cluster.run()
+    assert not posts
+    assert pair.at_prefill().state is State.FAILED
+    assert pair.at_decode().state is State.FAILED
