@@ -114,3 +114,18 @@ def test_nothing_of_a_room_leaves_behind_an_interval_after_which_it_ended(side):
     assert not posts
     assert pair.at_prefill().state is State.FAILED
     assert pair.at_decode().state is State.FAILED
+
+
+def test_pages_are_not_back_while_intervals_of_their_chunk_wait_for_their_turn():
+    pair, ids = Pair(0), list(range(1, PAGES + 1))
+    pair.open()
+    pair.receive(ids=[*ids, PAGES + 1], tokens=4 * (PAGES + 1))
+    pair.cluster.run()
+    pair.send(ids, last=False)
+    while path_of(pair).work:
+        path_of(pair).step()
+    pair.prefill.take_lane_events()
+    assert pair.prefill.half.has_turns
+    assert not pair.prefill.returned
+    pair.cluster.run()
+    assert pair.prefill.returned[0, 0] == (4 * PAGES, 1)
