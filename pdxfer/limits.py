@@ -153,7 +153,7 @@ LEASE_S: Final = 30.0
 """Default `lease_s`: how long a matched send waits for a sign of its decode agent; every message of
 the session renews it. Then prefill fails the send and stops writing. At decode this frees no
 page."""
-DRAIN_DEADLINE_S: Final = 10.0
+FENCE_DEADLINE_S: Final = 10.0
 """Decode waits so long for the proof that no write of a failed transfer can land. Then the transfer
 is shown as QUARANTINED and its pages stay blocked; a proof that comes later still gives them
 back."""

@@ -68,7 +68,7 @@ LIMITS = (
     "NO_PROGRESS_DEADLINE_S",
     "PROGRESS_PER_HEARTBEAT_MAX",
     "LEASE_S",
-    "DRAIN_DEADLINE_S",
+    "FENCE_DEADLINE_S",
 )
 """Limits that a peer sees."""
 

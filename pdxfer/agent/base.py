@@ -462,7 +462,7 @@ class Agent(ABC):
         self.loop.add_reader(fabric.fileno(), handle)
 
     def _on_fabric_readable(self, fabric: Fabric) -> None:
-        for event in fabric.drain():
+        for event in fabric.take_events():
             try:
                 self.on_fabric(fabric, event)
             except Exception:  # noqa: BLE001 - as in `pump`: no event comes a second time

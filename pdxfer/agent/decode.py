@@ -117,7 +117,7 @@ class DecodeAgent(Agent):
     def tick(self, now: float) -> None:
         """Deadlines of receives and of pending connects."""
         self.machine.tick(now)
-        self._settle_connecting()
+        self._answer_connecting()
         self._links.drop_idle(now)
         for peer in self.neighbours.peers:
             if peer not in self.machine.peers:  # nothing that it knew of is alive
@@ -158,7 +158,7 @@ class DecodeAgent(Agent):
         prefill = self._links.ensure(message.prefill, self.now())
         deadline = self.now() + message.timeout_s
         self._connecting.append(_Connecting(port, message.request, prefill, deadline))
-        self._settle_connecting()
+        self._answer_connecting()
 
     def _receive(self, port: WorkerPort, message: OpenReceive) -> None:
         worker = port.attached
@@ -184,7 +184,7 @@ class DecodeAgent(Agent):
         """The worker gives a receive up."""
         self.machine.abort(port.attached.worker_id, message.transfer, message.reason, self.now())
 
-    def _settle_connecting(self) -> None:
+    def _answer_connecting(self) -> None:
         """Answer every pending `connect` whose verdict is known or whose time is over."""
         waiting, self._connecting = self._connecting, []
         for pending in waiting:
@@ -239,7 +239,7 @@ class DecodeAgent(Agent):
 
     def _on_refused(self, control: str, error: PdxferError) -> None:
         self.machine.link_refused(control, error, self.now())
-        self._settle_connecting()
+        self._answer_connecting()
         self.pump()
 
     def _on_session(self, control: str, peer: bytes, hello: Hello) -> None:
@@ -284,7 +284,7 @@ class DecodeAgent(Agent):
         _LOG.info("session_lost", extra={"fields": {"peer": peer.hex()[:12], "reason": reason}})
         self._leave(peer, reason)
         self.machine.link_troubled(control, reason)
-        self._settle_connecting()
+        self._answer_connecting()
         self.pump()
         self._links.watch(control)
 
@@ -302,7 +302,7 @@ class DecodeAgent(Agent):
             elif isinstance(message, LaneFailed):
                 self._receiver.lane_failed(peer, message)
         finally:  # a ProtocolError ends the session in the control channel, which calls _on_lost
-            self._settle_connecting()
+            self._answer_connecting()
             self.pump()
 
     def _lane_lost(self, peer: bytes, error: PdxferError) -> None:
@@ -358,4 +358,4 @@ class DecodeAgent(Agent):
             link = self._link_to(event.peer)
             if link is not None and link.peer == event.peer and not link.is_connected:
                 link.end("its connections broke")
-        self._settle_connecting()
+        self._answer_connecting()

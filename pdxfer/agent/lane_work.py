@@ -19,7 +19,7 @@ class LaneWork(ABC):
 
     `do` carries out what the machine asks for, `on_event` brings back what a lane says. What
     carrying out brings about at once (a path that cannot be made, a post that is refused) waits
-    until `settle`, so that the machine is never entered while it is being served.
+    until `tell_outcomes`, so that the machine is never entered while it is being served.
 
     Args:
         lanes: of the agent.
@@ -54,13 +54,13 @@ class LaneWork(ABC):
     def on_event(self, fabric: Fabric, event: FabricEvent, now: float) -> None:
         """Something happened on a lane: the machine hears of it."""
 
-    def settle(self, now: float) -> None:
+    def tell_outcomes(self, now: float) -> None:
         """Tell the machine what carrying out has brought about since the last call."""
         while self._outcomes:
             self._outcomes.popleft()(now)
 
     def _later(self, outcome: Callable[[float], None]) -> None:
-        """Let the machine hear something at the next `settle`; it is given the time."""
+        """Let the machine hear something at the next `tell_outcomes`; it is given the time."""
         self._outcomes.append(outcome)
 
     def _lose(self, peer: bytes, error: PdxferError) -> None:

@@ -91,7 +91,7 @@ class Pump:
         return True
 
     def _tell_outcomes(self) -> None:
-        self._lane_work.settle(self._outside.now())
+        self._lane_work.tell_outcomes(self._outside.now())
         while self._outcomes:
             self._outcomes.popleft()()
 

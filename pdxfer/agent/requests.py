@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pdxfer.layout import Pages
-from pdxfer.local.messages import Chunk, HeldTransfer, Places
+from pdxfer.local.messages import ChunkTerms, HeldTransfer, PlaceTerms
 from pdxfer.protocol.decode.inherited import Inheritance
 from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.group_pages import unpack_group
 from pdxfer.wire.messages import GroupPages
 
 
-def given_chunk(chunk: Chunk) -> GivenChunk:
+def given_chunk(chunk: ChunkTerms) -> GivenChunk:
     """The chunk of a local message as the prefill machine takes it.
 
     Raises:
@@ -21,7 +21,7 @@ def given_chunk(chunk: Chunk) -> GivenChunk:
     )
 
 
-def given_places(places: Places) -> GivenPlaces:
+def given_places(places: PlaceTerms) -> GivenPlaces:
     """The places of a local message as the decode machine takes them.
 
     Raises:

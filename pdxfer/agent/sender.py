@@ -14,6 +14,7 @@ from pdxfer.agent.lane_work import LaneWork
 from pdxfer.agent.lanes import Lanes
 from pdxfer.errors import LocalProtocolError, PdxferError, PeerError, TransferError
 from pdxfer.fabric.base import (
+    BatchEnded,
     Cancelled,
     CommitSent,
     Fabric,
@@ -22,7 +23,6 @@ from pdxfer.fabric.base import (
     Path,
     PathClosed,
     PathOpened,
-    Posted,
     RemoteRegion,
     Write,
 )
@@ -313,8 +313,8 @@ class Sender(LaneWork):
         match event:
             case PathOpened():
                 self._on_path_opened(event)
-            case Posted():
-                self._on_posted(event)
+            case BatchEnded():
+                self._on_batch_ended(event)
             case CommitSent():
                 key = self._commits.pop((event.peer, event.ticket), None)
                 if key is not None:
@@ -327,7 +327,7 @@ class Sender(LaneWork):
                 fields = {"event": type(event).__name__, "lane": fabric.lane}
                 _LOG.warning("unexpected_event", extra={"fields": fields})
 
-    def _on_posted(self, event: Posted) -> None:
+    def _on_batch_ended(self, event: BatchEnded) -> None:
         found = self._tickets.pop((event.peer, event.ticket), None)
         if found is None:
             return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pdxfer.agent.lanes import Lanes
     from pdxfer.agent.neighbours import Neighbours
     from pdxfer.agent.ports import WorkerPort
-    from pdxfer.protocol.decode.receiving import Receiving
+    from pdxfer.protocol.decode.live_receive import LiveReceive
 
 
 class Writers:
@@ -38,7 +38,7 @@ class Writers:
         self._neighbours = neighbours
         self._reach = reach
 
-    def note(self, port: WorkerPort, receiving: Receiving) -> None:
+    def note(self, port: WorkerPort, receiving: LiveReceive) -> None:
         """Before the first prefill worker is told pages of a receive: put down who may write them.
 
         The board then has its generation, the number of processes that may write by themselves and
@@ -49,7 +49,7 @@ class Writers:
         if sequence is None or port.told.get(slot) == sequence:
             return
         port.told[slot] = sequence
-        peers = sorted({peer for peer, _ in receiving.debts})
+        peers = sorted({peer for peer, _ in receiving.legs})
         foreign = {peer: lane for peer in peers if (lane := self._lane_by_process(peer))}
         for peer in foreign:
             self._hand_over(port, peer)

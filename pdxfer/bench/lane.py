@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from pdxfer import limits
 from pdxfer.fabric.base import (
+    BatchEnded,
     CommitArrived,
     CommitSent,
     FabricEvent,
     PathOpened,
-    Posted,
     RemoteRegion,
 )
 from pdxfer.fabric.ucx import UcxFabric
@@ -43,7 +43,7 @@ class _Lane:
             if time.monotonic() > deadline:
                 raise TimeoutError("nothing happened on the lane")
             self.fabric.wait(1.0)
-            self._events = self.fabric.drain()
+            self._events = self.fabric.take_events()
         return self._events.pop(0)
 
     def register(self, bases: Sequence[int], lengths: Sequence[int]) -> list[LocalRegion]:
@@ -126,6 +126,6 @@ class SourceLane(_Lane):
 
     @staticmethod
     def _is_posted(event: FabricEvent) -> bool:
-        if isinstance(event, Posted) and event.error:
+        if isinstance(event, BatchEnded) and event.error:
             raise RuntimeError(f"a batch failed: {event.error}")
-        return isinstance(event, Posted)
+        return isinstance(event, BatchEnded)

@@ -90,7 +90,7 @@ class Book(Attachment, Generic[R]):
         Cost: one memory read per live transfer. At most `limits.FINISHED_KEPT_MAX` are kept.
         """
         self.channel.check_home()
-        if not self.channel.drained():
+        if not self.channel.all_sent():
             self.channel.push()
         self._settle_changed()
         if not self._ended:

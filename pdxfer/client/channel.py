@@ -138,7 +138,7 @@ class Channel(Line):
         """Wait for socket or board; True when the socket can be read."""
         poller = select.poll()
         with self._out_lock:
-            wants = select.POLLIN if self.drained() else select.POLLIN | select.POLLOUT
+            wants = select.POLLIN if self.all_sent() else select.POLLIN | select.POLLOUT
         poller.register(self._sock, wants)
         if self._eventfd >= 0:
             poller.register(self._eventfd, select.POLLIN)

@@ -115,7 +115,7 @@ class Line:
         if self.home != process.current():
             raise process.inherited("client", self.home)
 
-    def drained(self) -> bool:
+    def all_sent(self) -> bool:
         """Whether the kernel has all that was posted."""
         return self._outbox.queued_bytes == 0
 

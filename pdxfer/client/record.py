@@ -396,7 +396,7 @@ class TransferRecord:
 
     async def _taken(self, message: SendChunk | BeginChunk | PlacePages) -> None:
         """Wait until the kernel has the whole `message`, which has been posted."""
-        if self._channel.drained():
+        if self._channel.all_sent():
             return
         timeout_s = self._client.timeout_s
         try:

@@ -25,12 +25,12 @@ from pdxfer.client.pages import (
 from pdxfer.errors import ConfigError, RemoteProtocolError
 from pdxfer.local.messages import (
     AgentHello,
-    Chunk,
+    ChunkTerms,
     ConnectPeer,
     FromAgent,
     OpenReceive,
     OpenSend,
-    Places,
+    PlaceTerms,
     WorkerHello,
 )
 from pdxfer.protocol.decode.placing import check_places
@@ -66,7 +66,7 @@ def check_hello(answer: FromAgent, fds: Sequence[int], role: str, socket_path: s
 
 
 def open_message(
-    request: int, room: int, deadline_s: float | None, lease_s: float, chunk: Chunk | None
+    request: int, room: int, deadline_s: float | None, lease_s: float, chunk: ChunkTerms | None
 ) -> OpenSend:
     """Without its board slot, which is chosen last.
 
@@ -94,7 +94,7 @@ def chunk_of(  # noqa: PLR0913 the surface of `send`
     aux: bytes,
     trim: bool,
     null_page: int | None,
-) -> tuple[Chunk, ChunkExtent]:
+) -> tuple[ChunkTerms, ChunkExtent]:
     """Check and pack what a chunk is, behind the earlier ones of its send; `extent` stays as it is.
 
     Raises: ConfigError naming the argument that is wrong.
@@ -106,7 +106,9 @@ def chunk_of(  # noqa: PLR0913 the surface of `send`
     groups = normalise(layout, pages, {}, null_page=null_page)
     trim = check_flag("trim", trim)
     covered = extent.check(groups, tokens, chosen, last=last, trim=trim)
-    chunk = Chunk(groups=pack(covered.pages), tokens=tokens, layers=chosen, last=last, aux=carried)
+    chunk = ChunkTerms(
+        groups=pack(covered.pages), tokens=tokens, layers=chosen, last=last, aux=carried
+    )
     return chunk, covered
 
 
@@ -167,7 +169,7 @@ def places_of(
     *,
     trim: bool,
     null_page: int | None,
-) -> Places:
+) -> PlaceTerms:
     """Check and pack where a request goes.
 
     Raises: ConfigError naming the argument, its value and what it may be.
@@ -189,7 +191,7 @@ def places_of(
                 "for a request that moves nothing"
             )
     placed = check_places(layout, room, groups, tokens, prefix_tokens, trim=trim)
-    return Places(tokens=tokens, prefix_tokens=prefix_tokens, groups=pack(placed))
+    return PlaceTerms(tokens=tokens, prefix_tokens=prefix_tokens, groups=pack(placed))
 
 
 def _deadline(deadline_s: float | None) -> float:

@@ -274,7 +274,7 @@ class ControlLink:
                 break
             self._take(frame)
         if self.remote is not None:
-            self._peer.settle()
+            self._peer.send_due()
         return more
 
     def _take(self, frame: bytes) -> None:

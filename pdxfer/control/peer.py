@@ -130,7 +130,7 @@ class Peer:
         while self._queue and self._transmit(self._queue[0]):
             self._queue.popleft()
 
-    def settle(self) -> None:
+    def send_due(self) -> None:
         """Send what time asks for; after each batch read, and by timer."""
         if self._end is not None:
             return
@@ -144,7 +144,7 @@ class Peer:
         """The connection was replaced: send again what may have been on its way."""
         self._queue.clear()  # what is numbered is kept by the session, the rest is out of date
         self.session.reconnected(self._loop.time())
-        self.settle()
+        self.send_due()
 
     def _put(self, frame: bytes) -> None:
         if self._queue or not self._transmit(frame):
@@ -154,7 +154,7 @@ class Peer:
     def take(self, envelope: Envelope) -> None:
         """Check the frame's number, then deliver its message.
 
-        `settle` follows once the batch is read.
+        `send_due` follows once the batch is read.
         """
         try:
             messages = self.session.receive(envelope, self._loop.time())
@@ -253,7 +253,7 @@ class Peer:
             self._heartbeat_at = now + HEARTBEAT_INTERVAL_S
             if not self._queue:
                 self.send(self._callbacks.heartbeat(self.incarnation))
-        self.settle()
+        self.send_due()
 
 
 def check_hello(hello: Hello, role: str) -> None:

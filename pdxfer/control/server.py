@@ -248,7 +248,7 @@ class ControlServer:
             if peer is not None:
                 touched.add(peer)
         for peer in touched:
-            peer.settle()
+            peer.send_due()
         return more
 
     def _take(self, frames: list[zmq.Frame]) -> Peer | None:

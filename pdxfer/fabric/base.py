@@ -1,8 +1,8 @@
 """What a lane is to an agent: the one interface behind which bytes travel.
 
 An agent owns one `Fabric` per lane; all methods are called on the agent's loop thread and tell
-their end through events that `drain` returns. Only the agent's state tables decide what an event
-means. Which lanes there are says `fabric.lanes`.
+their end through events that `take_events` returns. Only the agent's state tables decide what an
+event means. Which lanes there are says `fabric.lanes`.
 
 Two kinds of lane stand behind it. Where the *sender* places the bytes (UCX), a post is planned into
 runs and written into the receiver's memory. Where the *receiver* places them, the sender gathers
@@ -70,7 +70,7 @@ class PathOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
+class BatchEnded:
     """A batch of writes ended: every put completed and flushed, or the first error of any."""
 
     peer: bytes
@@ -153,7 +153,7 @@ class PlacingFailed:
     error: str
 
 
-SenderEvent = PathOpened | Posted | CommitSent | Cancelled | PathClosed
+SenderEvent = PathOpened | BatchEnded | CommitSent | Cancelled | PathClosed
 ReceiverEvent = CommitArrived | SenderLost | GenerationClosed | PlacingFailed
 FabricEvent = SenderEvent | ReceiverEvent
 
@@ -206,7 +206,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class Tickets:
-    """What a post has queued: one `Posted` follows for each ticket, whatever happens."""
+    """What a post has queued: one `BatchEnded` follows for each ticket, whatever happens."""
 
     numbers: Sequence[int]
     length_bytes: int
@@ -223,11 +223,11 @@ class Path(Protocol):
     def post(self, write: Write) -> Tickets:
         """Queue an interval of a chunk, of more than zero bytes.
 
-        Source memory stays as it is until the last `Posted`.
+        Source memory stays as it is until the last `BatchEnded`.
 
         Raises:  LocalProtocolError when a run leaves its region on either side, or the path is
                  closed; ConfigError, ResourceError where the chunk cannot be planned. Nothing of
-                 this post is sent then, and no `Posted` follows.
+                 this post is sent then, and no `BatchEnded` follows.
         """
         ...
 
@@ -241,7 +241,7 @@ class Path(Protocol):
     def cancel(self, generation: int) -> None:
         """Drop what is not posted (those tickets end with an error), wait for the rest.
 
-        One `Cancelled` follows, behind every `Posted` of the generation.
+        One `Cancelled` follows, behind every `BatchEnded` of the generation.
         """
         ...
 
@@ -270,7 +270,7 @@ class SenderPlaces(ABC):
         source: Sequence[LocalRegion],
         destination: Sequence[RemoteRegion],
     ) -> list[int]:
-        """Queue writes; one ticket per batch, one `Posted` per ticket, whatever happens.
+        """Queue writes; one ticket per batch, one `BatchEnded` per ticket, whatever happens.
 
         Shapes:  runs int64 [n, 5] = source region, source offset, destination region, destination
                  offset, length (bytes); splits int64 [batches + 1], batch b is rows
@@ -300,10 +300,10 @@ class Fabric(Protocol):
     empty where there is no library."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `drain` has something."""
+        """A descriptor that is readable when `take_events` has something."""
         ...
 
-    def drain(self) -> list[FabricEvent]:
+    def take_events(self) -> list[FabricEvent]:
         """Everything that happened since the last call, in order per path."""
         ...
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from pdxfer.errors import ConfigError, LocalProtocolError
 from pdxfer.fabric.base import (
+    BatchEnded,
     Cancelled,
     Capabilities,
     CommitArrived,
@@ -31,7 +32,6 @@ from pdxfer.fabric.base import (
     LocalRegion,
     PathClosed,
     PathOpened,
-    Posted,
     RemoteRegion,
     Scope,
     SenderLost,
@@ -109,7 +109,7 @@ class Hub:
         """The process of a fabric dies: its work is gone, every peer hears of it."""
         for peer, path in list(fabric.paths.items()):
             path.work.clear()
-            path.receiver.lost(fabric.identity, "the sender died", path.life)
+            path.receiver.lost(fabric.incarnation, "the sender died", path.life)
             fabric.paths.pop(peer, None)
         for other in self.fabrics.values():
             for path in list(other.paths.values()):
@@ -127,7 +127,7 @@ class _LateBytes:
     def __init__(self, path: InprocPath, runs: list[_Run]) -> None:
         self._hub = path.fabric.hub
         self._receiver = path.receiver
-        self._sender = path.fabric.identity
+        self._sender = path.fabric.incarnation
         self._life = path.life
         self._runs = deque(runs)
 
@@ -152,7 +152,7 @@ class InprocPath(SenderPlaces):
         self.peer = peer
         self.fabric = fabric
         self.receiver = receiver
-        self.life = receiver._receivers.get(fabric.identity, 0)
+        self.life = receiver._receivers.get(fabric.incarnation, 0)
         """Life of the receive side that the path was opened to."""
         self.work: deque[_Work] = deque()
         self.closed = False
@@ -182,7 +182,7 @@ class InprocPath(SenderPlaces):
             ticket = self.fabric.next_ticket()
             tickets.append(ticket)
             self.work.append(_BatchEnd(generation, ticket, total, end - begin))
-        self.fabric.settle(self)
+        self.fabric.move_at_once(self)
         return tickets
 
     def commit(self, generation: int, payload: bytes) -> int:
@@ -190,7 +190,7 @@ class InprocPath(SenderPlaces):
         self._check_open()
         ticket = self.fabric.next_ticket()
         self.work.append(_Commit(generation, ticket, payload))
-        self.fabric.settle(self)
+        self.fabric.move_at_once(self)
         return ticket
 
     def cancel(self, generation: int) -> None:
@@ -202,13 +202,13 @@ class InprocPath(SenderPlaces):
                 kept.append(item)
             elif isinstance(item, _BatchEnd):
                 self.fabric.tell(
-                    Posted(self.peer, generation, item.ticket, 0, item.runs, "cancelled")
+                    BatchEnded(self.peer, generation, item.ticket, 0, item.runs, "cancelled")
                 )
             elif isinstance(item, _Commit):
                 self.fabric.tell(CommitSent(self.peer, generation, item.ticket, "cancelled"))
         kept.append(_CancelEnd(generation))
         self.work = kept
-        self.fabric.settle(self)
+        self.fabric.move_at_once(self)
 
     def close(self) -> None:
         """See `fabric.base.Path`."""
@@ -228,7 +228,9 @@ class InprocPath(SenderPlaces):
         why = reason or "the path was closed"
         for item in work:
             if isinstance(item, _BatchEnd):
-                self.fabric.tell(Posted(self.peer, item.generation, item.ticket, 0, item.runs, why))
+                self.fabric.tell(
+                    BatchEnded(self.peer, item.generation, item.ticket, 0, item.runs, why)
+                )
             elif isinstance(item, _Commit):
                 self.fabric.tell(CommitSent(self.peer, item.generation, item.ticket, why))
             elif isinstance(item, _CancelEnd) and not left:
@@ -238,21 +240,23 @@ class InprocPath(SenderPlaces):
         if left:
             self.fabric.hub.late.append(_LateBytes(self, left))
         else:
-            self.receiver.lost(self.fabric.identity, why, self.life)
+            self.receiver.lost(self.fabric.incarnation, why, self.life)
 
     def step(self) -> None:
         """Carry out the next piece of work."""
         item = self.work.popleft()
         match item:
             case _Run():
-                self.receiver.place(self.fabric.identity, item.generation, item)
+                self.receiver.place(self.fabric.incarnation, item.generation, item)
                 self.fabric.hub.bytes_moved += item.length_bytes
             case _BatchEnd():
                 self.fabric.tell(
-                    Posted(self.peer, item.generation, item.ticket, item.length_bytes, item.runs)
+                    BatchEnded(
+                        self.peer, item.generation, item.ticket, item.length_bytes, item.runs
+                    )
                 )
             case _Commit():
-                self.receiver.tell(CommitArrived(self.fabric.identity, item.payload))
+                self.receiver.tell(CommitArrived(self.fabric.incarnation, item.payload))
                 self.fabric.tell(CommitSent(self.peer, item.generation, item.ticket))
             case _CancelEnd():
                 self.fabric.tell(Cancelled(self.peer, item.generation))
@@ -263,14 +267,14 @@ class InprocPath(SenderPlaces):
 
 
 class InprocFabric:
-    """One agent's end of the hub. `identity` is the agent's incarnation."""
+    """One agent's end of the hub. `incarnation` is the agent's incarnation."""
 
     lane = "inproc"
     version = ""
 
-    def __init__(self, hub: Hub, identity: bytes, *, scope: Scope = Scope.SENDER) -> None:
+    def __init__(self, hub: Hub, incarnation: bytes, *, scope: Scope = Scope.SENDER) -> None:
         self.hub = hub
-        self.identity = identity
+        self.incarnation = incarnation
         self.address = os.urandom(_ADDRESS_BYTES)
         self.capabilities = Capabilities(
             places_at_receiver=scope is Scope.GENERATION,
@@ -295,7 +299,7 @@ class InprocFabric:
         """See `fabric.base.Fabric`."""
         return self._eventfd
 
-    def drain(self) -> list[FabricEvent]:
+    def take_events(self) -> list[FabricEvent]:
         """See `fabric.base.Fabric`."""
         with contextlib.suppress(BlockingIOError, OSError):  # nothing there, or closed
             os.eventfd_read(self._eventfd)
@@ -323,7 +327,7 @@ class InprocFabric:
         receiver = self.hub.fabrics.get(address[:_ADDRESS_BYTES])
         life = int.from_bytes(address[_ADDRESS_BYTES:], "little")
         path = InprocPath(self, receiver or self, peer)
-        if receiver is None or receiver._receivers.get(self.identity) != life:
+        if receiver is None or receiver._receivers.get(self.incarnation) != life:
             path.closed = True
             self.tell(PathOpened(peer, "", f"no receiver answered within {timeout_s} s"))
             return path
@@ -348,7 +352,7 @@ class InprocFabric:
         """See `fabric.base.Fabric`."""
         self._receivers.pop(peer, None)
         self._events = [e for e in self._events if not (_of_receiver(e) and e.peer == peer)]
-        sender = next((f for f in self.hub.fabrics.values() if f.identity == peer), None)
+        sender = next((f for f in self.hub.fabrics.values() if f.incarnation == peer), None)
         for path in list(sender.paths.values()) if sender is not None else []:
             if path.receiver is self:
                 path.fail("the receiver was closed")
@@ -384,7 +388,7 @@ class InprocFabric:
         ctypes.memmove(run.destination, run.source, run.length_bytes)
 
     def tell(self, event: FabricEvent) -> None:
-        """Queue an event for `drain`."""
+        """Queue an event for `take_events`."""
         if self._eventfd < 0:
             return
         if not self._events:
@@ -405,7 +409,7 @@ class InprocFabric:
         self._tickets += 1
         return self._tickets
 
-    def settle(self, path: InprocPath) -> None:
+    def move_at_once(self, path: InprocPath) -> None:
         """Automatic hubs move everything at once."""
         while self.hub.automatic and path.work:
             path.step()

@@ -14,6 +14,7 @@ import numpy as np
 from pdxfer import limits
 from pdxfer.errors import ConfigError, LocalProtocolError
 from pdxfer.fabric.base import (
+    BatchEnded,
     Cancelled,
     CommitArrived,
     CommitSent,
@@ -21,7 +22,6 @@ from pdxfer.fabric.base import (
     LocalRegion,
     PathClosed,
     PathOpened,
-    Posted,
     RemoteRegion,
     SenderLost,
     SenderPlaces,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Completion = tuple[int, int, int, int, int, int, bool, bytes, str]
 
 # pdx::ucx::Event
-_PATH_OPENED, _POSTED, _COMMIT_SENT, _CANCELLED = 1, 2, 3, 4
+_PATH_OPENED, _BATCH_ENDED, _COMMIT_SENT, _CANCELLED = 1, 2, 3, 4
 _PATH_CLOSED, _COMMIT_ARRIVED, _SENDER_LOST, _REGION_RELEASED = 5, 6, 7, 8
 
 
@@ -64,7 +64,7 @@ class UcxPath(SenderPlaces):
     ) -> list[int]:
         """Queue writes; one ticket per batch.
 
-        The runs are copied. Source memory must stay as it is until the batch's `Posted`.
+        The runs are copied. Source memory must stay as it is until the batch's `BatchEnded`.
 
         Shapes: runs int64 [n, 5], splits int64 [batches + 1]; see `fabric.base.SenderPlaces`.
         Raises: LocalProtocolError when a run leaves its region on either side, a source region is
@@ -90,7 +90,7 @@ class UcxPath(SenderPlaces):
         """
         return self._engine.commit(self._id, generation, payload)
 
-    def cancel(self, generation: int, deadline_s: float = limits.DRAIN_DEADLINE_S) -> None:
+    def cancel(self, generation: int, deadline_s: float = limits.FENCE_DEADLINE_S) -> None:
         """Drop what is not posted, wait for the rest, then `Cancelled`.
 
         What has not drained after `deadline_s` (0: no deadline) ends the whole path at once:
@@ -177,22 +177,24 @@ class UcxFabric(SenderPlacesFabric):
 
     # -- events ------------------------------------------------------------------------------
     def fileno(self) -> int:
-        """An eventfd, readable when `drain` has something; valid as long as this object."""
+        """An eventfd, readable when `take_events` has something; valid as long as this object."""
         return self._engine.fileno()
 
-    def drain(self) -> list[FabricEvent]:
+    def take_events(self) -> list[FabricEvent]:
         """Everything that happened since the last call, in order per path. Also after `close`."""
         events = [self._event(completion) for completion in self._engine.drain()]
         return [event for event in events if event is not None]
 
     def wait(self, timeout_s: float) -> bool:
-        """True when `drain` has something within `timeout_s`; for callers without a loop."""
+        """True when `take_events` has something within `timeout_s`; for callers without a loop."""
         return self._engine.wait(timeout_s)
 
     def _event(self, completion: Completion) -> FabricEvent | None:
         kind, number, generation, ticket, length_bytes, runs, drained, data, error = completion
-        if kind == _POSTED:
-            return Posted(self._path_peers[number], generation, ticket, length_bytes, runs, error)
+        if kind == _BATCH_ENDED:
+            return BatchEnded(
+                self._path_peers[number], generation, ticket, length_bytes, runs, error
+            )
         if kind == _COMMIT_SENT:
             return CommitSent(self._path_peers[number], generation, ticket, error)
         if kind == _CANCELLED:

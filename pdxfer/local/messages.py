@@ -95,7 +95,7 @@ class ConnectPeer(LocalMessage, frozen=True, kw_only=True, tag="connect"):
     timeout_s: float
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Pages to send: what one `send` says."""
 
     groups: dict[str, GroupPages]
@@ -106,7 +106,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     aux: bytes
 
 
-class Places(msgspec.Struct, frozen=True, kw_only=True):
+class PlaceTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request goes: what `place` says."""
 
     tokens: int
@@ -123,7 +123,7 @@ class OpenSend(TransferMessage, frozen=True, kw_only=True, tag="open"):
     room: int
     deadline_s: float
     lease_s: float
-    chunk: Chunk | None = None
+    chunk: ChunkTerms | None = None
 
 
 class SendChunk(TransferMessage, frozen=True, kw_only=True, tag="send"):
@@ -132,7 +132,7 @@ class SendChunk(TransferMessage, frozen=True, kw_only=True, tag="send"):
     No answer but the board; should they be refused, a `Refused` of the opening's request.
     """
 
-    chunk: Chunk
+    chunk: ChunkTerms
 
 
 class BeginChunk(TransferMessage, frozen=True, kw_only=True, tag="begin"):
@@ -141,7 +141,7 @@ class BeginChunk(TransferMessage, frozen=True, kw_only=True, tag="begin"):
     Answered as `SendChunk` is.
     """
 
-    chunk: Chunk
+    chunk: ChunkTerms
 
 
 class LayerDone(TransferMessage, frozen=True, kw_only=True, tag="layer_done"):
@@ -167,7 +167,7 @@ class OpenReceive(TransferMessage, frozen=True, kw_only=True, tag="receive"):
     must_exist: bool = False
     """Whether the receive fails, retryable, where a source worker has no live send of the room when
     it is told of it."""
-    place: Places | None = None
+    place: PlaceTerms | None = None
 
 
 class PlacePages(TransferMessage, frozen=True, kw_only=True, tag="place"):
@@ -176,7 +176,7 @@ class PlacePages(TransferMessage, frozen=True, kw_only=True, tag="place"):
     Only the board answers; should the pages be refused, a `Refused` of the opening's request comes.
     """
 
-    place: Places
+    place: PlaceTerms
 
 
 class AbortTransfer(TransferMessage, frozen=True, kw_only=True, tag="abort"):

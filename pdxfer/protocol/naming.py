@@ -9,8 +9,8 @@ from pdxfer import limits
 from pdxfer.errors import PeerError
 
 if TYPE_CHECKING:
+    from pdxfer.protocol.prefill.live_send import LiveSend, SendLeg
     from pdxfer.protocol.prefill.peer import DecodePeer
-    from pdxfer.protocol.prefill.sending import Leg, Sending
     from pdxfer.protocol.workers import Worker
 
 
@@ -30,8 +30,8 @@ def leg_failed(
     what: str,
     workers: Mapping[int, Worker],
     peer: DecodePeer | None,
-    sending: Sending,
-    leg: Leg,
+    sending: LiveSend,
+    leg: SendLeg,
 ) -> PeerError:
     """What went wrong between two workers, with the names of both, of decode's agent and the lane.
 

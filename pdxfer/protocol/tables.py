@@ -17,8 +17,8 @@ from pdxfer.protocol.state import State
 class SendingEvent(Enum):
     """What can happen to the send of one room at one prefill worker."""
 
-    BOUND = "every receiver has come and has placed pages"
-    POSTED = "a chunk was handed to the lane"
+    READY = "every receiver has come and has placed pages"
+    MOVING = "a chunk was handed to the lane"
     FLUSHED = "all bytes and commits have left; source pages are free"
     COMMITTED = "every decode worker has committed"
     FAILED_IDLE = "failed with no write in flight"
@@ -29,12 +29,12 @@ class SendingEvent(Enum):
 class ReceivingEvent(Enum):
     """What can happen to the receive of one room at one decode worker."""
 
-    BOUND = "every source worker has matched, and pages are placed"
+    READY = "every source worker has matched, and pages are placed"
     MOVING = "a source worker announced a chunk, or is the first of several to commit"
     COMMITTED = "every source worker that owes bytes has committed"
     FAILED_UNTOLD = "failed before any source worker knew a page"
     FAILED_TOLD = "failed while source workers know pages"
-    UNPROVEN = "the drain deadline passed without a proof from every sender"
+    UNPROVEN = "`FENCE_DEADLINE_S` passed without a proof from every sender"
     PROVEN = "a proof from every sender: nothing can land any more"
 
 
@@ -42,11 +42,11 @@ _W, _R, _M, _S = State.WAITING, State.READY, State.MOVING, State.SENT
 _C, _FG, _Q, _F = State.COMMITTED, State.FENCING, State.QUARANTINED, State.FAILED
 
 SENDING: Mapping[tuple[State, SendingEvent], State] = {
-    (_W, SendingEvent.BOUND): _R,
+    (_W, SendingEvent.READY): _R,
     (_W, SendingEvent.FAILED_IDLE): _F,
-    (_R, SendingEvent.POSTED): _M,
+    (_R, SendingEvent.MOVING): _M,
     (_R, SendingEvent.FAILED_IDLE): _F,
-    (_M, SendingEvent.POSTED): _M,
+    (_M, SendingEvent.MOVING): _M,
     (_M, SendingEvent.FLUSHED): _S,
     (_M, SendingEvent.FAILED_IDLE): _F,
     (_M, SendingEvent.FAILED_BUSY): _FG,
@@ -56,7 +56,7 @@ SENDING: Mapping[tuple[State, SendingEvent], State] = {
 }
 
 RECEIVING: Mapping[tuple[State, ReceivingEvent], State] = {
-    (_W, ReceivingEvent.BOUND): _R,
+    (_W, ReceivingEvent.READY): _R,
     (_W, ReceivingEvent.MOVING): _M,
     (_W, ReceivingEvent.COMMITTED): _C,
     (_W, ReceivingEvent.FAILED_UNTOLD): _F,

@@ -12,6 +12,7 @@ import pytest
 
 from pdxfer.errors import LocalProtocolError, PdxferError
 from pdxfer.fabric.base import (
+    BatchEnded,
     Cancelled,
     CommitArrived,
     CommitSent,
@@ -20,7 +21,6 @@ from pdxfer.fabric.base import (
     PathClosed,
     PathOpened,
     PlacingFailed,
-    Posted,
     RemoteRegion,
     Scope,
     SenderLost,
@@ -95,7 +95,7 @@ class Ends:
             assert left > 0, f"no {kind.__name__}; seen {self.seen}"
             fds = [self.sender.fileno(), self.receiver.fileno()]
             select.select(fds, [], [], min(left, 0.2))
-            self.seen += self.sender.drain() + self.receiver.drain()
+            self.seen += self.sender.take_events() + self.receiver.take_events()
 
     def chunk(self, source_ids=EVERY, target_ids=EVERY, tokens=None):
         tokens = (0, PAGE * len(target_ids)) if tokens is None else tokens
@@ -193,8 +193,8 @@ def test_chunks_land_where_they_should_and_nowhere_else(ends):
         assert posted[-1].length_bytes == chunk.length_bytes
         assert posted[-1].runs > 0
     assert len(set(tickets)) == len(tickets)
-    ends.wait(Posted, len(tickets))
-    ended = {event.ticket: event for event in ends.seen if isinstance(event, Posted)}
+    ends.wait(BatchEnded, len(tickets))
+    ended = {event.ticket: event for event in ends.seen if isinstance(event, BatchEnded)}
     assert sorted(ended) == tickets
     for generation, (mine, chunk) in enumerate(zip(posted, chunks, strict=True), 1):
         assert [t for t in ended if ended[t].generation == generation] == list(mine.numbers)
@@ -212,7 +212,7 @@ def test_intervals_of_a_chunk_are_that_chunk(ends):
     assert len(parts) > 5
     ends.open_generation(1, chunk.destination["full"].ids)
     count = sum(len(ends.post(part).numbers) for part in reversed(parts))
-    ends.wait(Posted, count)
+    ends.wait(BatchEnded, count)
     assert equal(ends.target, expected)
 
 
@@ -271,7 +271,7 @@ def test_a_region_that_is_shorter_than_its_layout_is_never_left(ends, side):
         ends.open_generation(1, regions=[ends.receiver.register(*_half(p)) for p in ends.target])
         ends.post()
         assert "leaves region" in ends.wait(PlacingFailed).error
-        assert ends.wait(Posted).error
+        assert ends.wait(BatchEnded).error
     else:
         short = [RemoteRegion(r.address, r.length_bytes // 2, r.rkey) for r in ends.remote]
         with pytest.raises(PdxferError):
@@ -291,7 +291,7 @@ def test_cancel_answers_behind_every_ticket(ends):
         tickets += ends.post(number=number).numbers
     ends.path.cancel(1)
     assert ends.wait(Cancelled) == Cancelled(ends.receiver_id, 1)
-    events = [e for e in ends.seen if isinstance(e, Posted | Cancelled)]
+    events = [e for e in ends.seen if isinstance(e, BatchEnded | Cancelled)]
     assert isinstance(events[-1], Cancelled)
     assert sorted(e.ticket for e in events[:-1]) == tickets
     marked = ends.expected()
@@ -307,7 +307,7 @@ def test_a_closed_path_ends_every_ticket_and_tells_both_sides(ends):
     ends.path.close()
     ends.path.close()
     ends.wait(PathClosed)
-    assert sorted(e.ticket for e in ends.seen if isinstance(e, Posted)) == tickets
+    assert sorted(e.ticket for e in ends.seen if isinstance(e, BatchEnded)) == tickets
     with pytest.raises(LocalProtocolError):
         ends.post()
     assert ends.wait(SenderLost).peer == ends.sender_id
@@ -325,7 +325,7 @@ def test_a_closed_receiver_fails_the_sender(ends):
     except LocalProtocolError:
         return  # it was told before
     if ends.row.capabilities.revoke_scope is not Scope.NOTHING:
-        assert ends.wait(Posted).error
+        assert ends.wait(BatchEnded).error
 
 
 def test_a_path_to_nobody_does_not_open(ends):
@@ -347,18 +347,18 @@ def test_close_is_idempotent_and_bounded(ends):
 
 def test_a_closed_generation_places_nothing_and_others_go_on(placing):
     placing.post(generation=1)
-    placing.wait(Posted)
+    placing.wait(BatchEnded)
     placing.receiver.close_generation(placing.sender_id, 1)
     assert placing.wait(GenerationClosed) == GenerationClosed(placing.sender_id, 1)
     for part in placing.source:
         part[:] = 9
     before = placing.expected()
     placing.post(generation=1, number=1)
-    assert placing.wait(Posted, 2).error
+    assert placing.wait(BatchEnded, 2).error
     assert equal(placing.target, before)
     expected = placing.expected(placing.chunk())
     placing.post(generation=2)
-    assert not placing.wait(Posted, 3).error
+    assert not placing.wait(BatchEnded, 3).error
     assert equal(placing.target, expected)
 
 
@@ -366,7 +366,7 @@ def test_a_generation_that_was_never_opened_places_nothing(placing):
     before = placing.expected()
     placing.opened.add(5)
     placing.post(generation=5)
-    assert placing.wait(Posted).error
+    assert placing.wait(BatchEnded).error
     assert equal(placing.target, before)
 
 

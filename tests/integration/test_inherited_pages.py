@@ -73,7 +73,7 @@ async def test_the_prefill_life_that_was_told_says_that_it_has_nothing_left(tmp_
 async def test_another_life_of_that_prefill_agent_proves_nothing_and_pages_stay_held(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("pdxfer.limits.DRAIN_DEADLINE_S", 0.2)
+    monkeypatch.setattr("pdxfer.limits.FENCE_DEADLINE_S", 0.2)
     both = Both(tmp_path)
     async with both.workers() as (sender, reader, _, _):
         await reader.connect(sender.addresses, timeout_s=20)

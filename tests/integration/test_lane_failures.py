@@ -48,7 +48,7 @@ async def test_a_broken_lane_revokes_and_is_attached_anew(tmp_path, late_runs):
 
 
 async def test_without_a_proof_pages_stay_quarantined_and_others_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("pdxfer.limits.DRAIN_DEADLINE_S", 0.5)
+    monkeypatch.setattr("pdxfer.limits.FENCE_DEADLINE_S", 0.5)
     both = Both(tmp_path, silent=False)
     async with both.workers() as (sender, reader, source, destination):
         await cross(both, sender, reader, source, destination, 1)
@@ -157,8 +157,8 @@ async def test_an_event_that_cannot_be_dealt_with_does_not_take_others_along(
     both = Both(tmp_path)
     async with both.workers() as (sender, reader, source, destination):
         await cross(both, sender, reader, source, destination, 1)
-        fabric, drain = both.fabrics[role], both.fabrics[role].drain
-        fabric.drain = lambda: [event for each in drain() for event in (None, each)]
+        fabric, take = both.fabrics[role], both.fabrics[role].take_events
+        fabric.take_events = lambda: [event for each in take() for event in (None, each)]
         agent = both.agents[role]
         on_fabric = agent.on_fabric
 

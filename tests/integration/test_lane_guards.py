@@ -25,18 +25,18 @@ def mappings(cache):
 async def test_an_abort_ahead_of_the_end_of_a_broken_path_is_not_called_drained(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("pdxfer.limits.DRAIN_DEADLINE_S", 0.5)
+    monkeypatch.setattr("pdxfer.limits.FENCE_DEADLINE_S", 0.5)
     both = Both(tmp_path, silent=False)
     async with both.workers() as (sender, reader, _, destination):
         sending, receiving = await begin(sender, reader, 1)
         await until(both.hub.ready)
         fabric = both.fabrics["prefill"]
-        drain, fabric.drain = fabric.drain, list  # the agent does not hear of the lane
+        take, fabric.take_events = fabric.take_events, list  # the agent does not hear of the lane
         both.path.fail("cut", late_runs=3)
         receiving.abort("enough")
         await until(lambda: sending.poll() is not State.MOVING)
         assert sending.poll() is State.FENCING
-        fabric.drain = drain
+        fabric.take_events = take
         await until(lambda: receiving.poll() is not State.FENCING)
         assert receiving.poll() is State.QUARANTINED
         before = destination.snapshot()

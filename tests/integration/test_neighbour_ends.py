@@ -43,7 +43,7 @@ async def test_decode_ends_its_receives_when_the_process_of_prefill_has_ended(
 
 async def test_the_process_is_watched_while_anything_of_it_is_quarantined(tmp_path, monkeypatch):
     """Also after its session is over, as that of a process that was stopped and is killed later."""
-    monkeypatch.setattr("pdxfer.limits.DRAIN_DEADLINE_S", 0.3)
+    monkeypatch.setattr("pdxfer.limits.FENCE_DEADLINE_S", 0.3)
     both = Both(tmp_path, silent=False)
     async with both.workers() as (sender, reader, _, _):
         _, receiving = await begin(sender, reader, 2)

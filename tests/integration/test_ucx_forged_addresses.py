@@ -77,7 +77,7 @@ def serve():
         opened = None
         while opened is None:
             sender.wait(1.0)
-            opened = next((e for e in sender.drain() if isinstance(e, PathOpened)), None)
+            opened = next((e for e in sender.take_events() if isinstance(e, PathOpened)), None)
         print(f"error {opened.error}" if opened.error else "opened", flush=True)
 
 

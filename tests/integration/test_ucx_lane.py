@@ -25,12 +25,12 @@ import pytest
 
 from pdxfer.errors import ConfigError, LocalProtocolError
 from pdxfer.fabric.base import (
+    BatchEnded,
     Cancelled,
     CommitArrived,
     CommitSent,
     PathClosed,
     PathOpened,
-    Posted,
     RemoteRegion,
     Scope,
     SenderLost,
@@ -65,7 +65,7 @@ def wait_for(lane_fabric, kind, seen, timeout_s=20.0, **fields):
                 return event
         assert time.monotonic() < end, f"no {kind.__name__} {fields} within {timeout_s} s: {seen}"
         lane_fabric.wait(0.1)
-        seen += lane_fabric.drain()
+        seen += lane_fabric.take_events()
 
 
 def shuffled(seed, length=PIECE, total=BYTES):
@@ -100,7 +100,7 @@ def receive(lane):
     lane_fabric.watch_sender(SENDER, bytes.fromhex(json.loads(sys.stdin.readline())["address"]))
     while True:
         lane_fabric.wait(1.0)
-        for event in lane_fabric.drain():
+        for event in lane_fabric.take_events():
             if isinstance(event, CommitArrived):
                 say(payload=event.payload.hex(), digest=hashlib.sha256(memory).hexdigest())
             if isinstance(event, SenderLost):
@@ -122,7 +122,7 @@ def send(lane):
     while True:
         runs, _ = shuffled(generation)
         ticket = path.post_runs(generation, runs, np.array([0, len(runs)]), [region], remote)[0]
-        wait_for(lane_fabric, Posted, seen, ticket=ticket)
+        wait_for(lane_fabric, BatchEnded, seen, ticket=ticket)
         say(posted=generation)
         generation += 1
 
@@ -149,7 +149,7 @@ def cut(lane, how, seed):
             path.cancel(generation, 1e-9)
         path.close()
         wait_for(sender, PathClosed, seen)
-        assert [event for event in seen if isinstance(event, Posted)]
+        assert [event for event in seen if isinstance(event, BatchEnded)]
         time.sleep(0.02 * rng.integers(2))
         receiver.close_receiver(peer)
     sender.close(5.0)
@@ -298,7 +298,7 @@ def test_bytes_land_before_their_commit(lane, child, start_fabric):
         expected.reshape(-1, PIECE)[order] = sender.source.reshape(-1, PIECE)
         assert bytes.fromhex(told["payload"]) == f"payload {generation}".encode()
         assert told["digest"] == hashlib.sha256(expected).hexdigest()
-        posted = [sender.wait(Posted, ticket=ticket) for ticket in tickets]
+        posted = [sender.wait(BatchEnded, ticket=ticket) for ticket in tickets]
         assert [event.error for event in posted] == [""] * 4
         assert sum(event.length_bytes for event in posted) == BYTES
         assert sum(event.runs for event in posted) == len(runs)
@@ -319,13 +319,13 @@ def test_a_killed_receiver_fails_every_batch_at_once(lane, child, start_fabric):
     runs, _ = shuffled(1)
     tickets = [ticket for i in range(8) for ticket in sender.post(1 + i, runs, batches=4)]
     commit = sender.path.commit(8, b"never")
-    sender.wait(Posted, ticket=tickets[0])
+    sender.wait(BatchEnded, ticket=tickets[0])
     other.kill()
     closed = sender.wait(PathClosed, timeout_s=5.0)
     assert closed.error
     assert closed.drained == (lane == "cma")
-    assert {event.ticket for event in sender.seen if isinstance(event, Posted)} == set(tickets)
-    assert sender.wait(Posted, ticket=tickets[-1]).error
+    assert {event.ticket for event in sender.seen if isinstance(event, BatchEnded)} == set(tickets)
+    assert sender.wait(BatchEnded, ticket=tickets[-1]).error
     assert sender.wait(CommitSent, ticket=commit).error
 
 
@@ -365,7 +365,7 @@ def test_a_run_outside_its_region_posts_nothing(child, start_fabric):
         sender.post(1, runs)
     assert not sender.fabric.wait(0.1)
     runs[-1, 3] = BYTES - PIECE
-    assert sender.wait(Posted, ticket=sender.post(1, runs)[0]).error == ""
+    assert sender.wait(BatchEnded, ticket=sender.post(1, runs)[0]).error == ""
 
 
 def test_memory_is_kept_until_nothing_reads_from_it(child, start_fabric):
@@ -381,11 +381,11 @@ def test_memory_is_kept_until_nothing_reads_from_it(child, start_fabric):
     ticket = sender.path.post_runs(1, runs, np.array([0, len(runs)]), [region], sender.remote)[0]
     sender.fabric.deregister(region)
     assert gone() is not None
-    assert sender.wait(Posted, ticket=ticket).error == ""
+    assert sender.wait(BatchEnded, ticket=ticket).error == ""
     end = time.monotonic() + 5.0
     while gone() is not None and time.monotonic() < end:
         sender.fabric.wait(0.1)
-        sender.fabric.drain()
+        sender.fabric.take_events()
         gc.collect()
     assert gone() is None
 
@@ -395,7 +395,9 @@ async def test_the_descriptor_wakes_a_loop(start_fabric):
     loop = asyncio.get_running_loop()
     events: asyncio.Queue = asyncio.Queue()
     for each in (sender, receiver):
-        loop.add_reader(each.fileno(), lambda each=each: [*map(events.put_nowait, each.drain())])
+        loop.add_reader(
+            each.fileno(), lambda each=each: [*map(events.put_nowait, each.take_events())]
+        )
     try:
         path = sender.connect(RECEIVER, receiver.open_receiver(SENDER), 5.0)
         assert (await asyncio.wait_for(events.get(), 10)).error == ""
@@ -458,7 +460,7 @@ def test_keys_and_addresses_that_are_none_are_refused(lane, start_fabric):
             receiver.watch_sender(SENDER, wrong)
     remote = [RemoteRegion(target.address, 4096, target.rkey)]
     ticket = path.post_runs(1, run, np.array([0, 1]), [source], remote)[0]
-    assert wait_for(sender, Posted, seen, ticket=ticket).error == ""
+    assert wait_for(sender, BatchEnded, seen, ticket=ticket).error == ""
 
 
 def runs_to_its_end(*arguments):

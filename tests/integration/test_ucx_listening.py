@@ -78,7 +78,7 @@ def opened(sender):
     end = time.monotonic() + 20
     while time.monotonic() < end:
         sender.wait(0.5)
-        for event in sender.drain():
+        for event in sender.take_events():
             if isinstance(event, PathOpened):
                 return event
     raise AssertionError("no PathOpened")

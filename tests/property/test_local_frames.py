@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pdxfer.errors import RemoteProtocolError
 from pdxfer.local.connection import HEADER, Inbox, Outbox, encode
-from pdxfer.local.messages import Chunk, FromWorker, ReleaseSlot, SendChunk
+from pdxfer.local.messages import ChunkTerms, FromWorker, ReleaseSlot, SendChunk
 from pdxfer.wire.messages import GroupPages
 
 MESSAGES = st.one_of(
@@ -24,7 +24,7 @@ MESSAGES = st.one_of(
         transfer=st.integers(0, 4095),
         sequence=st.integers(0, 2**56 - 1),
         chunk=st.builds(
-            Chunk,
+            ChunkTerms,
             groups=st.dictionaries(
                 st.text(max_size=5),
                 st.builds(

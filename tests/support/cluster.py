@@ -171,7 +171,7 @@ class Node:
         self.lost.append((peer, error))
 
     def take_lane_events(self) -> bool:
-        events = self.fabric.drain()
+        events = self.fabric.take_events()
         for event in events:
             self.half.on_event(self.fabric, event, self.cluster.now)
             self.pump()

@@ -17,6 +17,7 @@ import numpy as np
 
 from pdxfer.errors import LocalProtocolError
 from pdxfer.fabric.base import (
+    BatchEnded,
     Cancelled,
     Capabilities,
     CommitArrived,
@@ -26,7 +27,6 @@ from pdxfer.fabric.base import (
     PathClosed,
     PathOpened,
     PlacingFailed,
-    Posted,
     Scope,
     SenderLost,
     Tickets,
@@ -182,7 +182,7 @@ class SocketpairPath:
             self.fabric.tell(CommitSent(self.peer, generation, ticket, error))
         else:
             placed = 0 if error else length
-            self.fabric.tell(Posted(self.peer, generation, ticket, placed, runs, error))
+            self.fabric.tell(BatchEnded(self.peer, generation, ticket, placed, runs, error))
         self._settle(generation)
 
     def _settle(self, generation):
@@ -224,7 +224,7 @@ class SocketpairFabric:
         self.events.append(event)
         os.eventfd_write(self.eventfd, 1)
 
-    def drain(self):
+    def take_events(self):
         if self.eventfd >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.eventfd)

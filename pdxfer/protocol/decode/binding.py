@@ -6,9 +6,9 @@ Pure. A receive is bound once every source worker of its instance is known and a
 from __future__ import annotations
 
 from pdxfer.errors import LayoutMismatchError, PdxferError, PeerError
+from pdxfer.protocol.decode.live_receive import LiveReceive, ReceiveLeg, SourceKey
 from pdxfer.protocol.decode.placing import place_message
 from pdxfer.protocol.decode.receives import Receives
-from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
 from pdxfer.protocol.decode.sources import Instance, PrefillPeer, Sources
 from pdxfer.protocol.effects import OpenGeneration, Tell
 from pdxfer.protocol.naming import called, fields_of
@@ -24,7 +24,7 @@ class Binding:
         self.workers = workers
         self.sources = sources
         self.receives = receives
-        self.let_go: dict[int, Receiving] = {}
+        self.let_go: dict[int, LiveReceive] = {}
         """Receives that were aborted before any prefill worker knew of them. When their source
         workers become known, each is told to end the room's send."""
 
@@ -34,7 +34,7 @@ class Binding:
         let_go = self.let_go.values()
         return {split_instance(address)[0] for each in let_go for address in each.prefill}
 
-    def bind(self, receiving: Receiving, now: float) -> None:
+    def bind(self, receiving: LiveReceive, now: float) -> None:
         """Tell every source worker of the room, once the instance is complete and agreed on."""
         worker = self.workers[receiving.worker]
         try:
@@ -50,30 +50,30 @@ class Binding:
         instance = self.sources.gather(receiving.prefill)
         for key, pair in found.items():
             index = instance.workers[key].rank.index
-            receiving.debts[key] = Debt(sender_index=index, plan=pair.plan)
+            receiving.legs[key] = ReceiveLeg(sender_index=index, plan=pair.plan)
             self.receives.note_bound(receiving, key[0])
             receiving.lanes.add(self.sources.peers[key[0]].lane)
         self._tell_receives(receiving, worker, list(found))
 
     def take_workers(
-        self, receiving: Receiving, peer: PrefillPeer, known: dict[int, Worker], now: float
+        self, receiving: LiveReceive, peer: PrefillPeer, known: dict[int, Worker], now: float
     ) -> None:
         """A prefill life has told its workers anew; `known` are those that it had before."""
         lost = [
-            key for key in receiving.debts if key[0] == peer.peer_id and key[1] not in peer.workers
+            key for key in receiving.legs if key[0] == peer.peer_id and key[1] not in peer.workers
         ]
         if lost:
             worker = known[lost[0][1]]
             text = f"{called('prefill', worker)} at {peer.address} went away"
             fields = {"address": peer.address, **fields_of("prefill", worker)}
             self.receives.fail(receiving, PeerError(text, retryable=True, fields=fields), now)
-        elif not receiving.debts:
+        elif not receiving.legs:
             self.bind(receiving, now)
 
-    def _tell_receives(self, receiving: Receiving, worker: Worker, keys: list[SourceKey]) -> None:
+    def _tell_receives(self, receiving: LiveReceive, worker: Worker, keys: list[SourceKey]) -> None:
         for key in keys:
             place = None
-            if receiving.pages is not None and key in receiving.debts:
+            if receiving.pages is not None and key in receiving.legs:
                 place = self._place(receiving, key)
             message = Receive(
                 room=receiving.room,
@@ -87,9 +87,9 @@ class Binding:
             )
             self.receives.effects.append(Tell(key[0], message))
 
-    def give_up_silent(self, receiving: Receiving, now: float) -> None:
+    def give_up_silent(self, receiving: LiveReceive, now: float) -> None:
         """Fail a receive that is not bound where an address has not answered for too long."""
-        if receiving.unreachable_s is None or receiving.debts or receiving.error is not None:
+        if receiving.unreachable_s is None or receiving.legs or receiving.error is not None:
             return
         found = self.sources.silent(receiving.prefill, now)
         if found is None or found[1] < receiving.unreachable_s:
@@ -133,26 +133,26 @@ class Binding:
             del self.let_go[generation]
             self._tell_and_abort(receiving, worker, instance)
 
-    def _tell_refused(self, receiving: Receiving, worker: Worker) -> None:
+    def _tell_refused(self, receiving: LiveReceive, worker: Worker) -> None:
         """Name the room to a refusing pair, so that its send fails with the same error."""
         instance = self.sources.gather(receiving.prefill)
         self._tell_and_abort(receiving, worker, instance)
 
-    def _tell_and_abort(self, receiving: Receiving, worker: Worker, instance: Instance) -> None:
+    def _tell_and_abort(self, receiving: LiveReceive, worker: Worker, instance: Instance) -> None:
         self._tell_receives(receiving, worker, list(instance.workers))
         for peer_id in sorted({key[0] for key in instance.workers}):
             message = Abort(generation=receiving.generation, reason=str(receiving.error))
             self.receives.effects.append(Tell(peer_id, message))
 
-    def tell_places(self, receiving: Receiving) -> None:
+    def tell_places(self, receiving: LiveReceive) -> None:
         """Tell every source worker of a bound receive where its pages are."""
-        for key in receiving.debts:
+        for key in receiving.legs:
             self.receives.effects.append(Tell(key[0], self._place(receiving, key)))
 
-    def _place(self, receiving: Receiving, key: SourceKey) -> Place:
+    def _place(self, receiving: LiveReceive, key: SourceKey) -> Place:
         """What one source worker is told of the pages; its bytes may be placed from now on."""
-        debt = receiving.debts[key]
-        if debt.plan is not None and receiving.pages is not None:
+        leg = receiving.legs[key]
+        if leg.plan is not None and receiving.pages is not None:
             self.receives.tell(receiving, key[0])
             self.receives.effects.append(
                 OpenGeneration(
@@ -160,20 +160,20 @@ class Binding:
                     generation=receiving.generation,
                     source_worker=key[1],
                     destination_worker=receiving.worker,
-                    plan=debt.plan,
+                    plan=leg.plan,
                     pages=receiving.pages,
                 )
             )
         return place_message(receiving, key)
 
-    def why_waiting(self, receiving: Receiving) -> str:
+    def why_waiting(self, receiving: LiveReceive) -> str:
         """What an unmatched receive has waited for, in words."""
         room = f"room {receiving.room}"
-        if receiving.debts:
-            matched = sum(debt.matched for debt in receiving.debts.values())
+        if receiving.legs:
+            matched = sum(leg.matched for leg in receiving.legs.values())
             if receiving.pages is None:
                 return f"{room}: no pages were placed before its deadline"
-            sent = f"{matched} of {len(receiving.debts)} prefill workers sent it"
+            sent = f"{matched} of {len(receiving.legs)} prefill workers sent it"
             return f"{room}: {sent} before its deadline"
         try:
             found = self.sources.agree(receiving.prefill, self.workers[receiving.worker])

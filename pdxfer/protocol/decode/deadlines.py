@@ -7,8 +7,8 @@ import math
 from pdxfer import limits
 from pdxfer.errors import PeerError
 from pdxfer.protocol.decode.binding import Binding
+from pdxfer.protocol.decode.live_receive import LiveReceive
 from pdxfer.protocol.decode.receives import Receives
-from pdxfer.protocol.decode.receiving import Receiving
 from pdxfer.protocol.state import State
 from pdxfer.protocol.tables import ReceivingEvent
 
@@ -26,7 +26,7 @@ class Deadlines:
         self._receives = receives
         self._binding = binding
 
-    def check(self, receiving: Receiving, now: float) -> None:
+    def check(self, receiving: LiveReceive, now: float) -> None:
         """Fail what waited for too long; show as QUARANTINED what has no proof in time."""
         state = receiving.state
         receiving.check_at = now + _EACH_S
@@ -34,15 +34,15 @@ class Deadlines:
             receiving.check_at = math.inf
             return
         if state is State.FENCING:
-            receiving.check_at = receiving.drain_deadline
-            if now >= receiving.drain_deadline:
+            receiving.check_at = receiving.fence_deadline
+            if now >= receiving.fence_deadline:
                 receiving.advance(ReceivingEvent.UNPROVEN)
                 self._receives.note_quarantined(receiving)
                 self._receives.show(receiving)
             return
         unmatched = state is State.WAITING or (
             state is State.MOVING
-            and not all(d.matched for d in receiving.debts.values() if d.plan is not None)
+            and not all(d.matched for d in receiving.legs.values() if d.plan is not None)
         )
         if not unmatched:
             self._check_progress(receiving, now)
@@ -55,7 +55,7 @@ class Deadlines:
                 receiving.check_at = now
                 self._binding.give_up_silent(receiving, now)
 
-    def _check_progress(self, receiving: Receiving, now: float) -> None:
+    def _check_progress(self, receiving: LiveReceive, now: float) -> None:
         """Fail a receive that stands still: prefill moves nothing of it any more."""
         if receiving.moved:
             receiving.moved, receiving.moved_at = False, now

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from pdxfer.protocol.decode.receiving import Receiving
+from pdxfer.protocol.decode.live_receive import LiveReceive
 from pdxfer.wire.address import split_instance
 
 Key = TypeVar("Key")
-ByGeneration = dict[int, Receiving]
+ByGeneration = dict[int, LiveReceive]
 
 
 class Index:
@@ -20,9 +20,9 @@ class Index:
 
     def __init__(self) -> None:
         self.live: ByGeneration = {}
-        self.by_slot: dict[tuple[int, int], Receiving] = {}
+        self.by_slot: dict[tuple[int, int], LiveReceive] = {}
         """(worker, board slot) to receive."""
-        self.by_room: dict[tuple[int, int], Receiving] = {}
+        self.by_room: dict[tuple[int, int], LiveReceive] = {}
         """(worker, room) to receive."""
         self.unbound: ByGeneration = {}
         """Receives that no prefill life was told of, the oldest first."""
@@ -30,7 +30,7 @@ class Index:
         self._of_link: dict[str, ByGeneration] = {}
         self._of_worker: dict[int, ByGeneration] = {}
 
-    def add(self, receiving: Receiving) -> None:
+    def add(self, receiving: LiveReceive) -> None:
         """Add a receive, which begins."""
         generation = receiving.generation
         self.live[generation] = self.unbound[generation] = receiving
@@ -40,12 +40,12 @@ class Index:
         for control in _controls(receiving.prefill):
             self._of_link.setdefault(control, {})[generation] = receiving
 
-    def bind(self, receiving: Receiving, peer_id: bytes) -> None:
+    def bind(self, receiving: LiveReceive, peer_id: bytes) -> None:
         """Note that a prefill life is told of a receive."""
         self.unbound.pop(receiving.generation, None)
         self._of_peer.setdefault(peer_id, {})[receiving.generation] = receiving
 
-    def remove(self, receiving: Receiving) -> None:
+    def remove(self, receiving: LiveReceive) -> None:
         """Remove a receive, which is final."""
         generation = receiving.generation
         del self.live[generation]
@@ -58,15 +58,15 @@ class Index:
         for control in _controls(receiving.prefill):
             _drop(self._of_link, control, generation)
 
-    def of_peer(self, peer_id: bytes) -> list[Receiving]:
+    def of_peer(self, peer_id: bytes) -> list[LiveReceive]:
         """Receives that a prefill life was told of."""
         return list(self._of_peer.get(peer_id, {}).values())
 
-    def of_link(self, control: str) -> list[Receiving]:
+    def of_link(self, control: str) -> list[LiveReceive]:
         """Receives that name a control address."""
         return list(self._of_link.get(control, {}).values())
 
-    def of_worker(self, worker_id: int) -> list[Receiving]:
+    def of_worker(self, worker_id: int) -> list[LiveReceive]:
         """Receives of a worker."""
         return list(self._of_worker.get(worker_id, {}).values())
 

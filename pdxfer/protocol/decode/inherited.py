@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pdxfer import limits
 from pdxfer.errors import PeerError
 from pdxfer.layout import KVLayout, Pages, check_page_ids
+from pdxfer.protocol.decode.live_receive import LiveReceive
 from pdxfer.protocol.decode.proofs import Proof, Side
 from pdxfer.protocol.decode.receives import Receives
-from pdxfer.protocol.decode.receiving import Receiving
 from pdxfer.protocol.effects import Tell
 from pdxfer.protocol.tables import ReceivingEvent
 from pdxfer.wire.messages import Abort
@@ -44,7 +44,7 @@ class Inherited:
     def __init__(self, receives: Receives) -> None:
         self._receives = receives
 
-    def take(self, left: Inheritance, generation: int, layout: KVLayout, now: float) -> Receiving:
+    def take(self, left: Inheritance, generation: int, layout: KVLayout, now: float) -> LiveReceive:
         """Hold the pages of an older receive as FENCING, under a generation that nobody is told.
 
         Raises:
@@ -55,14 +55,14 @@ class Inherited:
         for group, listed in left.pages.items():
             check_page_ids(layout, group, listed.ids)
         self._receives.held[left.worker].hold(generation, left.pages, left.room)
-        receiving = Receiving(
+        receiving = LiveReceive(
             left.worker, left.room, generation, left.slot, left.prefill, now, layout
         )
         receiving.origin, receiving.pages = left.life, left.pages
         receiving.error = PeerError(
             f"room {left.room}: the decode agent that received it has ended", retryable=True
         )
-        receiving.drain_deadline = now + limits.DRAIN_DEADLINE_S
+        receiving.fence_deadline = now + limits.FENCE_DEADLINE_S
         self._receives.index.add(receiving)
         for writer in left.writers:
             self._receives.note_bound(receiving, writer)

@@ -19,10 +19,10 @@ from pdxfer.protocol.decode.binding import Binding
 from pdxfer.protocol.decode.deadlines import Deadlines
 from pdxfer.protocol.decode.held import HeldPages
 from pdxfer.protocol.decode.inherited import Inheritance, Inherited
+from pdxfer.protocol.decode.live_receive import LiveReceive
 from pdxfer.protocol.decode.placing import check_places, chunk_fault, commit_fault, failure_of
 from pdxfer.protocol.decode.proofs import Proof
 from pdxfer.protocol.decode.receives import Receives
-from pdxfer.protocol.decode.receiving import Receiving
 from pdxfer.protocol.decode.sides import Sides
 from pdxfer.protocol.decode.sources import PrefillPeer, Sources, summarize
 from pdxfer.protocol.effects import Effect, WatchSender, lane_work_first
@@ -150,7 +150,7 @@ class DecodeMachine:
         unreachable_s: float | None = None,
         must_exist: bool = False,
         place: GivenPlaces | None = None,
-    ) -> Receiving:
+    ) -> LiveReceive:
         """Hold a room, with `place` for pages that are given already.
 
         A refusal that is known already, or an error in the places, leaves the returned receive
@@ -166,7 +166,7 @@ class DecodeMachine:
         self._note_instance(addresses)
         layout = self.workers[worker_id].layout
         generation, self._next_generation = self._next_generation, self._next_generation + 1
-        receiving = Receiving(
+        receiving = LiveReceive(
             worker_id,
             room,
             generation,
@@ -183,7 +183,7 @@ class DecodeMachine:
             self._binding.bind(receiving, now)
         return receiving
 
-    def inherit(self, left: Inheritance, now: float) -> Receiving:
+    def inherit(self, left: Inheritance, now: float) -> LiveReceive:
         """Hold pages of an older life of this agent until a proof comes: see `Inherited.take`."""
         generation, self._next_generation = self._next_generation, self._next_generation + 1
         layout = self.workers[left.worker].layout
@@ -200,13 +200,13 @@ class DecodeMachine:
             return
         if not self._take(receiving, place, now):
             return
-        if receiving.debts:
+        if receiving.legs:
             self._binding.tell_places(receiving)
-            self._receives.settle(receiving)
+            self._receives.proceed(receiving)
         else:
             self._binding.bind(receiving, now)
 
-    def _take(self, receiving: Receiving, place: GivenPlaces, now: float) -> bool:
+    def _take(self, receiving: LiveReceive, place: GivenPlaces, now: float) -> bool:
         """Hold the pages that a worker gives; False where an error in them has failed the room."""
         try:
             if receiving.pages is not None:
@@ -320,18 +320,18 @@ class DecodeMachine:
 
     def _on_matched(self, peer: PrefillPeer, message: Matched) -> None:
         receiving = self.live.get(message.generation)
-        debt = receiving.debts.get((peer.peer_id, message.source_worker)) if receiving else None
-        if receiving is None or debt is None:
+        leg = receiving.legs.get((peer.peer_id, message.source_worker)) if receiving else None
+        if receiving is None or leg is None:
             return
-        debt.matched = receiving.moved = True
-        self._receives.settle(receiving)
+        leg.matched = receiving.moved = True
+        self._receives.proceed(receiving)
 
     def _on_chunk(self, peer: PrefillPeer, message: Chunk, now: float) -> None:
         receiving = self.live.get(message.generation)
-        debt = receiving.debts.get((peer.peer_id, message.source_worker)) if receiving else None
-        if receiving is None or debt is None or receiving.error is not None:
+        leg = receiving.legs.get((peer.peer_id, message.source_worker)) if receiving else None
+        if receiving is None or leg is None or receiving.error is not None:
             return
-        wrong = chunk_fault(receiving, debt, message)
+        wrong = chunk_fault(receiving, leg, message)
         if wrong:
             self._receives.fail(receiving, RemoteProtocolError(wrong), now)
             return
@@ -366,16 +366,16 @@ class DecodeMachine:
         if payload.decode_incarnation != self.incarnation:
             return
         receiving = self.live.get(payload.generation)
-        debt = receiving.debts.get((peer_id, payload.source_worker)) if receiving else None
-        if receiving is None or debt is None or receiving.error is not None:
+        leg = receiving.legs.get((peer_id, payload.source_worker)) if receiving else None
+        if receiving is None or leg is None or receiving.error is not None:
             return
-        wrong = commit_fault(receiving, debt, payload)
+        wrong = commit_fault(receiving, leg, payload)
         if wrong:
             self._receives.fail(receiving, RemoteProtocolError(wrong), now)
             return
-        debt.committed = debt.matched = receiving.moved = True
-        debt.runs, debt.aux = payload.runs, payload.aux
-        self._receives.settle(receiving)
+        leg.committed = leg.matched = receiving.moved = True
+        leg.runs, leg.aux = payload.runs, payload.aux
+        self._receives.proceed(receiving)
         self._receives.note_moving(receiving)
 
     def sender_lost(self, peer_id: bytes, error: str, proof: str, now: float) -> None:
@@ -454,5 +454,5 @@ class DecodeMachine:
             error = PeerError(text, retryable=True, fields=dict(fields))
             self._receives.fail(receiving, error, now)
 
-    def _on_link(self, control: str) -> list[Receiving]:
+    def _on_link(self, control: str) -> list[LiveReceive]:
         return [each for each in self._receives.index.of_link(control) if each.error is None]

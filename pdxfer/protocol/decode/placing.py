@@ -9,22 +9,22 @@ import numpy as np
 from pdxfer import limits
 from pdxfer.errors import ConfigError, PdxferError, from_wire
 from pdxfer.layout import Group, KVLayout, Moved, Pages, check_page_ids
-from pdxfer.protocol.decode.receiving import Debt, Receiving, SourceKey
+from pdxfer.protocol.decode.live_receive import LiveReceive, ReceiveLeg, SourceKey
 from pdxfer.protocol.given import does_not_fit
 from pdxfer.protocol.group_pages import pack_group
 from pdxfer.protocol.ranges import moving_spans, owed_ranges
 from pdxfer.wire.messages import Chunk, CommitPayload, Failed, Place
 
 
-def place_message(receiving: Receiving, key: SourceKey) -> Place:
+def place_message(receiving: LiveReceive, key: SourceKey) -> Place:
     """Where the pages go, for one source worker; `Receives.tell` comes before it."""
-    debt, groups = receiving.debts[key], {}
-    if debt.plan is not None:
+    leg, groups = receiving.legs[key], {}
+    if leg.plan is not None:
         pages = receiving.pages or {}
         owed = owed_ranges(
-            debt.plan, receiving.layout, pages, receiving.prefix_tokens, receiving.tokens
+            leg.plan, receiving.layout, pages, receiving.prefix_tokens, receiving.tokens
         )
-        debt.expected_bytes = debt.plan.length_bytes(moving_spans(owed, pages))
+        leg.expected_bytes = leg.plan.length_bytes(moving_spans(owed, pages))
         for name, listed in pages.items():
             groups[name] = pack_group(listed)
     return Place(
@@ -109,7 +109,7 @@ def _fitted(
     return listed
 
 
-def chunk_fault(receiving: Receiving, debt: Debt, message: Chunk) -> str:
+def chunk_fault(receiving: LiveReceive, leg: ReceiveLeg, message: Chunk) -> str:
     """What is wrong with the announcement of a chunk, in words; empty: it is what is planned."""
     chunk = f"chunk {message.number} of room {receiving.room}"
     ranges: dict[str, Moved] = {
@@ -117,7 +117,7 @@ def chunk_fault(receiving: Receiving, debt: Debt, message: Chunk) -> str:
     }
     layers = None if message.layers is None else tuple(message.layers)
     try:
-        planned = debt.plan.length_bytes(ranges, layers=layers) if debt.plan is not None else 0
+        planned = leg.plan.length_bytes(ranges, layers=layers) if leg.plan is not None else 0
     except ConfigError as error:
         return f"{chunk}: {error}"
     if planned != message.length_bytes:
@@ -125,20 +125,20 @@ def chunk_fault(receiving: Receiving, debt: Debt, message: Chunk) -> str:
     return ""
 
 
-def commit_fault(receiving: Receiving, debt: Debt, payload: CommitPayload) -> str:
+def commit_fault(receiving: LiveReceive, leg: ReceiveLeg, payload: CommitPayload) -> str:
     """What is wrong with a commit, in words; empty: it is what was planned and expected."""
     room = f"room {receiving.room}"
-    if debt.plan is None or receiving.pages is None:
+    if leg.plan is None or receiving.pages is None:
         who = f"prefill worker {payload.source_worker}"
         return f"{room}: a commit from {who}, which was told no page"
-    if payload.length_bytes != debt.expected_bytes:
+    if payload.length_bytes != leg.expected_bytes:
         return (
             f"{room}: the commit says {payload.length_bytes} bytes, "
-            f"{debt.expected_bytes} are expected"
+            f"{leg.expected_bytes} are expected"
         )
     if payload.runs > payload.length_bytes:
         return f"{room}: the commit says {payload.runs} runs of {payload.length_bytes} bytes in all"
-    if payload.digest != debt.plan.digest:
+    if payload.digest != leg.plan.digest:
         return f"{room}: the commit names another plan"
     if len(payload.aux) > limits.AUX_BYTES_MAX:
         return f"{room}: aux has {len(payload.aux)} bytes, at most {limits.AUX_BYTES_MAX}"

@@ -12,8 +12,8 @@ from pdxfer.errors import (
 )
 from pdxfer.protocol.decode.held import HeldPages
 from pdxfer.protocol.decode.index import Index
+from pdxfer.protocol.decode.live_receive import LiveReceive
 from pdxfer.protocol.decode.proofs import Proof, Side
-from pdxfer.protocol.decode.receiving import Receiving
 from pdxfer.protocol.decode.sources import PrefillPeer
 from pdxfer.protocol.effects import CloseGeneration, Effect, Free, Show, Tell
 from pdxfer.protocol.given_bytes import GivenBytes
@@ -48,7 +48,7 @@ class Receives:
         self.effects: list[Effect] = []
         """What is to be done, in order."""
 
-    def take_given(self, receiving: Receiving, length_bytes: int) -> None:
+    def take_given(self, receiving: LiveReceive, length_bytes: int) -> None:
         """Count what a worker gives with a receive, until that is final.
 
         Raises:
@@ -57,8 +57,8 @@ class Receives:
         self.given.take(receiving.worker, receiving.room, length_bytes)
         receiving.given_bytes += length_bytes
 
-    def settle(self, receiving: Receiving) -> None:
-        """Commit or bind a receive whose debts allow it."""
+    def proceed(self, receiving: LiveReceive) -> None:
+        """Commit or bind a receive whose legs allow it."""
         if receiving.error is not None:
             return
         if receiving.committed:
@@ -67,7 +67,7 @@ class Receives:
             for peer_id in sorted(receiving.bound):
                 self.effects.append(Tell(peer_id, Committed(generation=receiving.generation)))
         elif receiving.state is State.WAITING and receiving.matched:
-            receiving.advance(ReceivingEvent.BOUND)
+            receiving.advance(ReceivingEvent.READY)
             self.show(receiving)
 
     def note_progress(self, peer_id: bytes, progress: Iterable[Progress]) -> None:
@@ -77,13 +77,13 @@ class Receives:
             if receiving is not None:
                 receiving.note_progress(peer_id, each.bytes_done)
 
-    def note_moving(self, receiving: Receiving) -> None:
+    def note_moving(self, receiving: LiveReceive) -> None:
         """Bytes of a receive are on their way, or have come from one of several."""
         if receiving.state in (State.WAITING, State.READY):
             receiving.advance(ReceivingEvent.MOVING)
             self.show(receiving)
 
-    def fail(self, receiving: Receiving, error: PdxferError, now: float) -> None:
+    def fail(self, receiving: LiveReceive, error: PdxferError, now: float) -> None:
         """Start the end of a receive: tell every sender to stop; fence what knows its pages.
 
         The first error stays; a receive that has failed or is final is left as it is.
@@ -105,16 +105,16 @@ class Receives:
                 receiving.proofs[peer_id] = "revoked"
         self._close_generation(receiving)
         receiving.advance(ReceivingEvent.FAILED_TOLD)
-        receiving.drain_deadline = now + limits.DRAIN_DEADLINE_S
+        receiving.fence_deadline = now + limits.FENCE_DEADLINE_S
         self.show(receiving)
-        self.settle_fence(receiving)
+        self.end_fence(receiving)
 
-    def note_bound(self, receiving: Receiving, peer_id: bytes) -> None:
+    def note_bound(self, receiving: LiveReceive, peer_id: bytes) -> None:
         """A prefill life is told that the room is held."""
         receiving.bound.add(peer_id)
         self.index.bind(receiving, peer_id)
 
-    def tell(self, receiving: Receiving, peer_id: bytes) -> None:
+    def tell(self, receiving: LiveReceive, peer_id: bytes) -> None:
         """A prefill life is told pages, which it may write over every side it has from now on."""
         peer = self.peers.get(peer_id)
         sides = peer.sides if peer is not None else set()
@@ -147,20 +147,20 @@ class Receives:
                 sides.clear()
             if receiving.state in ENDING and not sides:
                 receiving.proofs.setdefault(proof.peer, proof.kind)
-                self.settle_fence(receiving)
+                self.end_fence(receiving)
 
     def fail_worker(self, worker_id: int, error: PdxferError, now: float) -> None:
         """Start the end of all receives of a worker."""
         for receiving in self.index.of_worker(worker_id):
             self.fail(receiving, error, now)
 
-    def settle_fence(self, receiving: Receiving) -> None:
+    def end_fence(self, receiving: LiveReceive) -> None:
         """End a fenced receive once every sender that knew a page is proven silent."""
         if receiving.state in ENDING and not receiving.unproven:
             receiving.advance(ReceivingEvent.PROVEN)
             self.finish(receiving)
 
-    def finish(self, receiving: Receiving) -> None:
+    def finish(self, receiving: LiveReceive) -> None:
         """The receive is final: its pages are the worker's."""
         if receiving.pages is not None and receiving.worker in self.held:
             self.held[receiving.worker].release(receiving.generation, receiving.pages)
@@ -174,7 +174,7 @@ class Receives:
         for peer_id in receiving.bound:
             self.forget_gone(peer_id)
 
-    def _close_generation(self, receiving: Receiving) -> None:
+    def _close_generation(self, receiving: LiveReceive) -> None:
         """Have every lane place nothing more of a receive."""
         for peer_id in sorted(receiving.told):
             self.effects.append(CloseGeneration(peer_id, receiving.generation))
@@ -209,12 +209,12 @@ class Receives:
                     fields={"quarantined_pages": str(count)},
                 )
 
-    def note_quarantined(self, receiving: Receiving) -> None:
+    def note_quarantined(self, receiving: LiveReceive) -> None:
         """Count the pages of a receive as out of use until a proof comes."""
         self._quarantined.add(receiving.generation)
         self._count_quarantined(receiving, 1)
 
-    def _count_quarantined(self, receiving: Receiving, sign: int) -> None:
+    def _count_quarantined(self, receiving: LiveReceive, sign: int) -> None:
         if receiving.generation not in self._quarantined:
             return
         if sign < 0:
@@ -237,9 +237,9 @@ class Receives:
             self._stuck.pop(worker_id, None)
             self.effects.append(Free(worker_id))
 
-    def show(self, receiving: Receiving) -> None:
+    def show(self, receiving: LiveReceive) -> None:
         """Tell the worker where its receive is."""
-        debts = receiving.debts.values()
+        legs = receiving.legs.values()
         self.effects.append(
             Show(
                 worker=receiving.worker,
@@ -247,8 +247,8 @@ class Receives:
                 state=receiving.state,
                 error=receiving.error,
                 fence=receiving.fence if receiving.error is not None else "",
-                length_bytes=sum(d.expected_bytes for d in debts if d.committed),
-                runs=sum(debt.runs for debt in debts),
+                length_bytes=sum(d.expected_bytes for d in legs if d.committed),
+                runs=sum(leg.runs for leg in legs),
                 aux=receiving.aux if receiving.state is State.COMMITTED else b"",
                 lane=",".join(sorted(receiving.lanes)),
                 generation=receiving.generation,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from pdxfer.errors import LayoutMismatchError, PdxferError, from_wire
 from pdxfer.layout import PlanSummary, Rank, check_pair
+from pdxfer.protocol.decode.live_receive import SourceKey
 from pdxfer.protocol.decode.proofs import Side
-from pdxfer.protocol.decode.receiving import SourceKey
 from pdxfer.protocol.naming import called, fields_of
 from pdxfer.protocol.told import ToldWorkers, Verdicts
 from pdxfer.protocol.workers import Pair, Worker, missing_ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdxfer import limits
 from pdxfer.errors import PeerError
 from pdxfer.protocol.naming import leg_failed
-from pdxfer.protocol.prefill.sending import Sending
+from pdxfer.protocol.prefill.live_send import LiveSend
 from pdxfer.protocol.prefill.sends import Sends
 from pdxfer.protocol.state import State
 
@@ -24,7 +24,7 @@ class Deadlines:
     def __init__(self, sends: Sends) -> None:
         self._sends = sends
 
-    def check(self, sending: Sending, now: float) -> None:
+    def check(self, sending: LiveSend, now: float) -> None:
         """Fail a send that has waited too long."""
         sending.check_at = now + _EACH_S
         if sending.state is State.WAITING and not sending.bound:
@@ -38,7 +38,7 @@ class Deadlines:
         if sending.state in MOVED:
             self._check_progress(sending, now)
 
-    def _check_progress(self, sending: Sending, now: float) -> None:
+    def _check_progress(self, sending: LiveSend, now: float) -> None:
         """Fail a send that stands still: its next chunk never comes, or the lane never flushes."""
         if sending.moved:
             sending.moved, sending.moved_at = False, now
@@ -50,7 +50,7 @@ class Deadlines:
             )
             self._fail(sending, text)
 
-    def _check_decode(self, sending: Sending, now: float) -> None:
+    def _check_decode(self, sending: LiveSend, now: float) -> None:
         """Fail a send whose lease has ended, or that decode knows nothing of any more."""
         for leg in sending.legs.values():
             peer = self._sends.peers.get(leg.peer)
@@ -65,6 +65,6 @@ class Deadlines:
                 self._sends.fail(sending, error)
                 return
 
-    def _fail(self, sending: Sending, text: str) -> None:
+    def _fail(self, sending: LiveSend, text: str) -> None:
         error = PeerError(f"room {sending.room}: {text}", retryable=True)
         self._sends.fail(sending, error)

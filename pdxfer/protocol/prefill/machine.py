@@ -28,10 +28,10 @@ from pdxfer.protocol.given_bytes import chunk_bytes
 from pdxfer.protocol.naming import called, fields_of, leg_failed, shown_reason
 from pdxfer.protocol.prefill.deadlines import Deadlines
 from pdxfer.protocol.prefill.extent import Extent
+from pdxfer.protocol.prefill.live_send import LiveSend, SendLeg
 from pdxfer.protocol.prefill.matching import Matching
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
 from pdxfer.protocol.prefill.posting import check_given
-from pdxfer.protocol.prefill.sending import Leg, Sending
 from pdxfer.protocol.prefill.sends import Sends
 from pdxfer.protocol.prefill.waiting import Waiting
 from pdxfer.protocol.state import State
@@ -98,7 +98,7 @@ class PrefillMachine:
         deadline: float,
         lease_s: float,
         chunk: GivenChunk | None = None,
-    ) -> Sending:
+    ) -> LiveSend:
         """Hold a room for a send, with `chunk` for pages that are given already.
 
         An error in the chunk leaves the returned send FAILED with its error.
@@ -114,7 +114,7 @@ class PrefillMachine:
             )
         worker = self.workers[worker_id]
         extent = Extent(room, worker.layout, shares_pages=worker.rank.cp_size > 1)
-        sending = Sending(worker_id, room, slot, deadline, lease_s, worker.layout, extent)
+        sending = LiveSend(worker_id, room, slot, deadline, lease_s, worker.layout, extent)
         self.sendings[key] = sending
         self._sends.failed.pop(key, None)
         self._sends.by_slot[worker_id, slot] = sending
@@ -167,7 +167,7 @@ class PrefillMachine:
             return
         self._sends.pump(sending)
 
-    def _take(self, sending: Sending, chunk: GivenChunk) -> bool:
+    def _take(self, sending: LiveSend, chunk: GivenChunk) -> bool:
         """Append a chunk; False where an error in it has failed the send."""
         try:
             check_given(sending, chunk)
@@ -318,7 +318,7 @@ class PrefillMachine:
         peer.commit_waiting(generation, now + limits.UNMATCHED_DEADLINE_S)
         for sending, leg in list(self._sends.legs(peer, generation)):
             leg.committed = True
-            self._sends.settle(sending)
+            self._sends.proceed(sending)
 
     # -- what the lane says ------------------------------------------------------------------
     def on_path_opened(self, peer_id: bytes, error: str) -> None:
@@ -407,7 +407,7 @@ class PrefillMachine:
                 self._sends.fail(sending, LocalProtocolError(f"room {sending.room}: {text}"))
                 return
             leg.sent = True
-            self._sends.settle(sending)
+            self._sends.proceed(sending)
             return
 
     def on_cancelled(self, peer_id: bytes, generation: int) -> None:
@@ -418,7 +418,7 @@ class PrefillMachine:
         for sending, leg in list(self._sends.legs(peer, generation)):
             leg.drained = True
             leg.posts_in_flight.clear()
-            self._sends.settle(sending)
+            self._sends.proceed(sending)
         peer.asked.add(generation)
         self._sends.answer_drained(peer, generation)
 
@@ -473,7 +473,7 @@ class PrefillMachine:
             if peer.path is PathState.OPEN:
                 self._sends.effects.append(Announce(peer.peer_id))
 
-    def _leg_failed(self, what: str, sending: Sending, leg: Leg) -> None:
+    def _leg_failed(self, what: str, sending: LiveSend, leg: SendLeg) -> None:
         peer = self.peers.get(leg.peer)
         self._sends.fail(sending, leg_failed(what, self.workers, peer, sending, leg))
 

@@ -16,8 +16,8 @@ from pdxfer.errors import (
 )
 from pdxfer.protocol.effects import Tell
 from pdxfer.protocol.group_pages import unpack_group
+from pdxfer.protocol.prefill.live_send import LiveSend, SendLeg
 from pdxfer.protocol.prefill.peer import DecodePeer, failed_elsewhere
-from pdxfer.protocol.prefill.sending import Leg, Sending
 from pdxfer.protocol.prefill.sends import Sends
 from pdxfer.protocol.prefill.waiting import ids_bytes
 from pdxfer.protocol.state import State
@@ -134,7 +134,7 @@ class Matching:
         elif sending.state is State.WAITING:
             self.sends.fail(sending, error)
 
-    def bind(self, peer: DecodePeer, receive: Receive, sending: Sending) -> None:
+    def bind(self, peer: DecodePeer, receive: Receive, sending: LiveSend) -> None:
         """Make a receive a leg of its send, or tell decode why it cannot be."""
         verdict: Pair | None = peer.verdicts.get(
             (receive.source_worker, receive.destination_worker)
@@ -163,7 +163,7 @@ class Matching:
                 self.sends.fail(sending, error)
             return
         place, receive = receive.place, msgspec.structs.replace(receive, place=None)
-        leg = Leg(peer=peer.peer_id, receive=receive, plan=verdict.plan)
+        leg = SendLeg(peer=peer.peer_id, receive=receive, plan=verdict.plan)
         leg.committed = receive.generation in peer.committed
         sending.receiver_count = receive.receiver_count
         sending.legs[leg.key] = leg
@@ -200,7 +200,7 @@ class Matching:
                 return
         peer.waiting.place(message)
 
-    def _place(self, peer: DecodePeer, sending: Sending, leg: Leg, place: Place) -> None:
+    def _place(self, peer: DecodePeer, sending: LiveSend, leg: SendLeg, place: Place) -> None:
         if leg.place is not None:
             self.sends.fail(sending, _placed_twice(sending.room))
             return

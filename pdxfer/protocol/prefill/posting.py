@@ -7,13 +7,13 @@ from pdxfer.errors import ResourceError, TransferError
 from pdxfer.layout import Moved, Pages, Plan, PlannedChunk, check_page_ids
 from pdxfer.protocol.effects import Effect, Post, PostCommit
 from pdxfer.protocol.given import GivenChunk
-from pdxfer.protocol.prefill.sending import Chunk, Leg, Sending
+from pdxfer.protocol.prefill.live_send import LiveChunk, LiveSend, SendLeg
 from pdxfer.protocol.ranges import Ranges, Spans, moving_spans, owed_ranges
 from pdxfer.wire.messages import Chunk as ChunkMessage
 from pdxfer.wire.messages import CommitPayload, Place, TokenRange
 
 
-def check_given(sending: Sending, chunk: GivenChunk, chunks: int = 1) -> None:
+def check_given(sending: LiveSend, chunk: GivenChunk, chunks: int = 1) -> None:
     """What a worker gives is within the bounds of its layout and of a send.
 
     Args:
@@ -35,7 +35,7 @@ def check_given(sending: Sending, chunk: GivenChunk, chunks: int = 1) -> None:
         )
 
 
-def check_tokens(sending: Sending, leg: Leg) -> None:
+def check_tokens(sending: LiveSend, leg: SendLeg) -> None:
     """Both sides state the tokens of the request.
 
     Raises:
@@ -51,7 +51,7 @@ def check_tokens(sending: Sending, leg: Leg) -> None:
     )
 
 
-def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
+def post_chunk(sending: LiveSend, leg: SendLeg, chunk: LiveChunk) -> list[Effect]:
     """The writes of the next chunk of a leg. Counts it, and its announcement, into the leg.
 
     Where the sender places the bytes, the announcement carries no byte's meaning and may wait.
@@ -96,7 +96,7 @@ def post_chunk(sending: Sending, leg: Leg, chunk: Chunk) -> list[Effect]:
     ]
 
 
-def ask_commit(sending: Sending, leg: Leg, sender_index: int) -> list[Effect]:
+def ask_commit(sending: LiveSend, leg: SendLeg, sender_index: int) -> list[Effect]:
     """The commit of a leg whose chunks are all posted; none where nothing is owed.
 
     Raises:
@@ -129,13 +129,13 @@ def ask_commit(sending: Sending, leg: Leg, sender_index: int) -> list[Effect]:
     return [PostCommit(leg.peer, leg.generation, payload)]
 
 
-def _placed(leg: Leg) -> Place:
+def _placed(leg: SendLeg) -> Place:
     place = leg.place
     assert place is not None, "a leg is posted only once its pages are placed"
     return place
 
 
-def _moving_ranges(sending: Sending, leg: Leg, plan: Plan, chunk: Chunk) -> Spans:
+def _moving_ranges(sending: LiveSend, leg: SendLeg, plan: Plan, chunk: LiveChunk) -> Spans:
     """The tokens of each group that this chunk moves: what decode has already, or skips, stays."""
     ranges: Ranges = {}
     place = _placed(leg)
@@ -172,7 +172,9 @@ def _moving_ranges(sending: Sending, leg: Leg, plan: Plan, chunk: Chunk) -> Span
     return {name: moving for name, moving in spans.items() if moving}
 
 
-def _check_pages(sending: Sending, name: str, moving: list[tuple[int, int]], listed: Pages) -> None:
+def _check_pages(
+    sending: LiveSend, name: str, moving: list[tuple[int, int]], listed: Pages
+) -> None:
     """Prefill has a page for each token that moves.
 
     Raises:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pdxfer.layout import KVLayout
-    from pdxfer.protocol.prefill.sending import Chunk, Leg
+    from pdxfer.protocol.prefill.live_send import LiveChunk, SendLeg
 
 
 @dataclass(slots=True)
@@ -27,7 +27,9 @@ class Returning:
     _ends: dict[tuple[str, int | None], int] = field(default_factory=dict)
     """(group, layer) to the token behind what is back; layer None: all layers."""
 
-    def advance(self, layout: KVLayout, chunks: Sequence[Chunk], legs: Sequence[Leg]) -> bool:
+    def advance(
+        self, layout: KVLayout, chunks: Sequence[LiveChunk], legs: Sequence[SendLeg]
+    ) -> bool:
         """Take in what has ended on the lanes; whether more is back than before.
 
         Args:

@@ -18,9 +18,9 @@ from pdxfer.protocol.effects import (
 )
 from pdxfer.protocol.given_bytes import GivenBytes
 from pdxfer.protocol.prefill.ended import EndedReceives
+from pdxfer.protocol.prefill.live_send import LiveSend, SendLeg
 from pdxfer.protocol.prefill.peer import DecodePeer, PathState
 from pdxfer.protocol.prefill.posting import ask_commit, check_tokens, post_chunk
-from pdxfer.protocol.prefill.sending import Leg, Sending
 from pdxfer.protocol.prefill.waiting import SendKey, Waited
 from pdxfer.protocol.state import FINAL, State
 from pdxfer.protocol.tables import SendingEvent
@@ -46,9 +46,9 @@ class Sends:
     def __init__(self, workers: dict[int, Worker], peers: dict[bytes, DecodePeer]) -> None:
         self.workers = workers
         self.peers = peers
-        self.live: dict[tuple[int, int], Sending] = {}
+        self.live: dict[tuple[int, int], LiveSend] = {}
         """(worker, room) to send, until it is final."""
-        self.by_slot: dict[tuple[int, int], Sending] = {}
+        self.by_slot: dict[tuple[int, int], LiveSend] = {}
         """(worker, board slot) to send."""
         self.failed: dict[tuple[int, int], FailedSend] = {}
         """(worker, room) to why its send failed, for receivers that have not come yet."""
@@ -60,7 +60,7 @@ class Sends:
         self.effects: list[Effect] = []
         """What is to be done, in order."""
 
-    def take_given(self, sending: Sending, length_bytes: int) -> None:
+    def take_given(self, sending: LiveSend, length_bytes: int) -> None:
         """Count what a worker gives with a send, until that is final.
 
         Raises:
@@ -69,29 +69,29 @@ class Sends:
         self.given.take(sending.worker, sending.room, length_bytes)
         sending.given_bytes += length_bytes
 
-    def pump(self, sending: Sending) -> None:
+    def pump(self, sending: LiveSend) -> None:
         """Move what can move: bind, post chunks in order to every leg, ask for commits."""
         if sending.error is not None or not sending.matched:
             return
         try:
             if sending.state is State.WAITING:
-                sending.advance(SendingEvent.BOUND)
+                sending.advance(SendingEvent.READY)
                 self.show(sending)
             for leg in sending.legs.values():
                 self._pump_leg(sending, leg)
         except PdxferError as error:
             self.fail(sending, error)
             return
-        self.settle(sending)
+        self.proceed(sending)
 
-    def _pump_leg(self, sending: Sending, leg: Leg) -> None:
+    def _pump_leg(self, sending: LiveSend, leg: SendLeg) -> None:
         """Post writes, then the commit, then change the state; announcements come later."""
         check_tokens(sending, leg)
         if not self._has_path(leg):
             return  # `on_path_opened` goes on from here
         began = sending.state is State.READY and bool(sending.chunks)
         if began:
-            sending.advance(SendingEvent.POSTED)
+            sending.advance(SendingEvent.MOVING)
         while leg.chunks_posted < len(sending.chunks):
             self.effects += post_chunk(sending, leg, sending.chunks[leg.chunks_posted])
         if sending.complete and not leg.commit_asked:
@@ -100,12 +100,12 @@ class Sends:
         if began:
             self.show(sending)
 
-    def _has_path(self, leg: Leg) -> bool:
+    def _has_path(self, leg: SendLeg) -> bool:
         """Whether writes can be posted now; a leg that owes nothing needs no path."""
         peer = self.peers.get(leg.peer)
         return leg.plan is None or (peer is not None and peer.path is PathState.OPEN)
 
-    def why_stuck(self, sending: Sending) -> str:
+    def why_stuck(self, sending: LiveSend) -> str:
         """What a matched send that does not move waits for, in words."""
         unplaced = [leg for leg in sending.legs.values() if leg.place is None]
         if unplaced:
@@ -119,7 +119,7 @@ class Sends:
             return f"{len(sending.chunks)} chunk(s) came from the prefill worker, and no last one"
         return "the lane has not flushed what was posted"
 
-    def why_unmatched(self, sending: Sending) -> str:
+    def why_unmatched(self, sending: LiveSend) -> str:
         """Which receivers a send has waited for, in words."""
         room = f"room {sending.room}"
         if not sending.legs:
@@ -131,7 +131,7 @@ class Sends:
             f"{_receivers(placed)} had placed pages"
         )
 
-    def announce(self, sending: Sending) -> None:
+    def announce(self, sending: LiveSend) -> None:
         """Tell decode of chunks that are still on their way.
 
         Not at once: what is moved in less than a tick is told by its commit alone, and nothing
@@ -142,7 +142,7 @@ class Sends:
                 self.effects += [Tell(leg.peer, message) for message in leg.announcements]
             leg.announcements.clear()
 
-    def settle(self, sending: Sending) -> None:
+    def proceed(self, sending: LiveSend) -> None:
         """Take every step that the flags of the legs allow."""
         legs = sending.legs.values()
         if sending.state is State.FENCING:
@@ -158,7 +158,7 @@ class Sends:
             sending.advance(SendingEvent.COMMITTED)
             self.finish(sending)
 
-    def note_returned(self, sending: Sending, *, wake: bool = True) -> None:
+    def note_returned(self, sending: LiveSend, *, wake: bool = True) -> None:
         """Tell the worker which pages are its own again, while the send goes on."""
         if sending.error is not None or not sending.matched:
             return
@@ -171,7 +171,7 @@ class Sends:
 
     def fail(
         self,
-        sending: Sending,
+        sending: LiveSend,
         error: PdxferError,
         *,
         aborted: tuple[bytes, int] | None = None,
@@ -206,7 +206,7 @@ class Sends:
                 if other is not sending and not leg.committed:
                     self.fail(other, error, aborted=aborted)
 
-    def give_up(self, sending: Sending, error: PdxferError) -> None:
+    def give_up(self, sending: LiveSend, error: PdxferError) -> None:
         """End a send for a reason of this side; receivers that have not come hear it then."""
         if sending.error is None and len(sending.legs) < max(1, sending.receiver_count):
             told = {leg.receive.receiver_index for leg in sending.legs.values()}
@@ -216,7 +216,7 @@ class Sends:
             self.failed[sending.worker, sending.room] = FailedSend(error, told)
         self.fail(sending, error)
 
-    def _end_leg(self, sending: Sending, leg: Leg, aborted: tuple[bytes, int] | None) -> None:
+    def _end_leg(self, sending: LiveSend, leg: SendLeg, aborted: tuple[bytes, int] | None) -> None:
         """End a leg: no send joins this transfer any more, and its receiver hears of the end."""
         peer = self.peers.get(leg.peer)
         if peer is None or sending.error is None:
@@ -232,7 +232,7 @@ class Sends:
             for sending, leg in self.legs(self.peers.get(peer_id), generation)
         )
 
-    def finish(self, sending: Sending) -> None:
+    def finish(self, sending: LiveSend) -> None:
         """The send is final: its pages are the worker's."""
         self.show(sending)
         self.live.pop((sending.worker, sending.room), None)
@@ -307,7 +307,7 @@ class Sends:
                 progress.append(Progress(generation=generation, bytes_done=done))
         return progress
 
-    def legs(self, peer: DecodePeer | None, generation: int) -> Iterator[tuple[Sending, Leg]]:
+    def legs(self, peer: DecodePeer | None, generation: int) -> Iterator[tuple[LiveSend, SendLeg]]:
         """The live legs of one transfer at this agent, with their sends."""
         if peer is None:
             return
@@ -316,16 +316,16 @@ class Sends:
             if sending is not None and (peer.peer_id, generation) in sending.legs:
                 yield sending, sending.legs[peer.peer_id, generation]
 
-    def of_peer(self, peer_id: bytes) -> list[Sending]:
+    def of_peer(self, peer_id: bytes) -> list[LiveSend]:
         """Sends that still owe something to a decode life."""
-        peer, found = self.peers.get(peer_id), dict[SendKey, Sending]()
+        peer, found = self.peers.get(peer_id), dict[SendKey, LiveSend]()
         for generation in peer.legs if peer is not None else ():
             for sending, leg in self.legs(peer, generation):
                 if not leg.committed:
                     found[sending.worker, sending.room] = sending
         return list(found.values())
 
-    def show(self, sending: Sending) -> None:
+    def show(self, sending: LiveSend) -> None:
         """Tell the worker where its send is."""
         places = [leg.place.prefix_tokens for leg in sending.legs.values() if leg.place is not None]
         known = sending.state is not State.WAITING and bool(places)
@@ -349,7 +349,7 @@ class Sends:
         )
 
 
-def _receivers(legs: list[Leg]) -> str:
+def _receivers(legs: list[SendLeg]) -> str:
     """The indices of some receivers, in words."""
     indices = sorted(leg.receive.receiver_index for leg in legs)
     if not indices:

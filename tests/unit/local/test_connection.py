@@ -11,7 +11,7 @@ from pdxfer.errors import RemoteProtocolError, ResourceError
 from pdxfer.local.connection import HEADER, Inbox, Outbox, encode
 from pdxfer.local.messages import (
     AbortTransfer,
-    Chunk,
+    ChunkTerms,
     FromWorker,
     ReleaseSlot,
     SendChunk,
@@ -140,7 +140,7 @@ def test_large_frames_with_descriptors_through_a_small_buffer(pair, pipes):
     sent = []
     for number in range(3):
         pages = GroupPages(first_token=number, encoding="i4", ids=bytes([number]) * 300_000)
-        chunk = Chunk(groups={"full": pages}, tokens=None, layers=None, last=False, aux=b"")
+        chunk = ChunkTerms(groups={"full": pages}, tokens=None, layers=None, last=False, aux=b"")
         message = SendChunk(transfer=number, sequence=1, chunk=chunk)
         sent.append(message)
         pair.outbox.append(encode(message, 1), [fds[number]])

@@ -203,7 +203,7 @@ def test_a_quarantined_receive_does_not_hold_up_those_after_it(monkeypatch):
         cluster.step()
     prefill.fabric.paths[decode.machine.incarnation].fail("cut", late_runs=2)
     cluster.run()
-    cluster.pass_time(limits.DRAIN_DEADLINE_S + 1)
+    cluster.pass_time(limits.FENCE_DEADLINE_S + 1)
     assert decode.shown[0, 0].state is State.QUARANTINED
     decode.machine._announce()  # what the agent does when it hears LaneFailed
     decode.pump()

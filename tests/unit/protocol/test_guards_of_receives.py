@@ -70,7 +70,7 @@ def test_a_commit_before_the_pages_are_placed_fails_its_receive():
     decode.machine.receive(0, 7, 0, (ADDRESS,), deadline=cluster.now + 60, now=cluster.now)
     decode.pump()
     cluster.run()
-    [((life, worker), debt)] = decode.machine.live[1].debts.items()
+    [((life, worker), leg)] = decode.machine.live[1].legs.items()
     early = CommitPayload(
         decode_incarnation=decode.machine.incarnation,
         generation=1,
@@ -78,7 +78,7 @@ def test_a_commit_before_the_pages_are_placed_fails_its_receive():
         sender_index=0,
         length_bytes=0,
         runs=0,
-        digest=debt.plan.digest,
+        digest=leg.plan.digest,
     )
     decode.machine.on_commit(life, early, cluster.now)
     decode.pump()

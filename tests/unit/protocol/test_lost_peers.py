@@ -105,7 +105,7 @@ def test_a_fence_waits_for_its_proof_before_it_is_shown_as_a_quarantine():
     cluster.network.cut.add((prefill.machine.incarnation, decode.machine.incarnation))
     decode.machine.abort(0, 0, "enough", cluster.now)
     decode.pump()
-    cluster.pass_time(limits.DRAIN_DEADLINE_S - 1)
+    cluster.pass_time(limits.FENCE_DEADLINE_S - 1)
     assert decode.shown[0, 0].state is State.FENCING
     cluster.pass_time(2)
     assert decode.shown[0, 0].state is State.QUARANTINED

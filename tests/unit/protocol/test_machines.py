@@ -255,7 +255,7 @@ def test_a_dead_prefill_agent_is_revoked_or_quarantined(silent):
         assert pair.at_decode().state is State.FAILED
         assert pair.at_decode().last.fence == "revoked"
         return
-    pair.cluster.pass_time(limits.DRAIN_DEADLINE_S + 1)
+    pair.cluster.pass_time(limits.FENCE_DEADLINE_S + 1)
     assert pair.at_decode().state is State.QUARANTINED
     assert pair.at_decode().last.fence == "quarantined"
     pair.cluster.pass_time(3600)

@@ -6,7 +6,7 @@ import mmap
 import pytest
 
 from pdxfer.errors import LayoutMismatchError, TransferError
-from pdxfer.fabric.base import CommitSent, PathClosed, Posted
+from pdxfer.fabric.base import BatchEnded, CommitSent, PathClosed
 from pdxfer.layout import Rank, page_major
 from pdxfer.memory import MemoryRange, unreadable_at
 from pdxfer.protocol.decode.sources import PrefillPeer, Sources
@@ -55,7 +55,9 @@ class Moving:
 
     def post_fails(self, error):
         [(peer, ticket)] = self.prefill.half._tickets
-        event = Posted(peer, self.receiving.generation, ticket, length_bytes=0, runs=0, error=error)
+        event = BatchEnded(
+            peer, self.receiving.generation, ticket, length_bytes=0, runs=0, error=error
+        )
         self.prefill.half.on_event(self.prefill.fabric, event, self.cluster.now)
         self.prefill.pump()
         self.cluster.run()

@@ -3,8 +3,8 @@
 import pytest
 
 from pdxfer.layout import Pages, combine
+from pdxfer.protocol.prefill.live_send import LiveChunk, SendLeg
 from pdxfer.protocol.prefill.returning import Returning
-from pdxfer.protocol.prefill.sending import Chunk, Leg
 from pdxfer.protocol.state import State
 from pdxfer.wire.messages import Receive
 from tests.unit.protocol.test_machines import Pair, layout
@@ -49,7 +49,7 @@ def test_tokens_are_back_when_all_their_layers_are(seed):
 def test_what_is_told_never_runs_ahead_of_the_lane():
     """Chunks end in any order: only those below the first that is in flight are back."""
     made = layout()
-    chunks = [Chunk({}, {"full": (4 * n, 4 * n + 4)}, None, n == 3) for n in range(4)]
+    chunks = [LiveChunk({}, {"full": (4 * n, 4 * n + 4)}, None, n == 3) for n in range(4)]
     receive = Receive(
         room=1,
         generation=1,
@@ -58,7 +58,7 @@ def test_what_is_told_never_runs_ahead_of_the_lane():
         receiver_index=0,
         receiver_count=2,
     )
-    one, two = Leg(b"1", receive, None), Leg(b"2", receive, None)
+    one, two = SendLeg(b"1", receive, None), SendLeg(b"2", receive, None)
     one.chunks_posted = two.chunks_posted = 4
     one.posts_in_flight, two.posts_in_flight = {1, 2}, {0}
     returning = Returning()
@@ -76,7 +76,7 @@ def test_what_is_told_never_runs_ahead_of_the_lane():
 
 def test_all_groups_count():
     made = combine(layout(), layout(group="swa", layers=range(3, 5), pages=8))
-    leg = Leg(
+    leg = SendLeg(
         b"1",
         Receive(
             room=1,
@@ -89,8 +89,8 @@ def test_all_groups_count():
         None,
     )
     chunks = [
-        Chunk({"full": Pages([1])}, {"full": (0, 4)}, None, False),
-        Chunk({"full": Pages([2])}, {"full": (4, 8), "swa": (4, 8)}, None, True),
+        LiveChunk({"full": Pages([1])}, {"full": (0, 4)}, None, False),
+        LiveChunk({"full": Pages([2])}, {"full": (4, 8), "swa": (4, 8)}, None, True),
     ]
     returning = Returning()
     leg.chunks_posted = 1

@@ -151,7 +151,7 @@ def test_progress_that_cannot_be_is_no_sign_of_any():
     receive(cluster, decode)
     open_room(cluster, prefill)
     cluster.run()
-    owed = sum(debt.expected_bytes for debt in decode.machine.live[1].debts.values())
+    owed = sum(leg.expected_bytes for leg in decode.machine.live[1].legs.values())
     receiving = decode.machine.live[1]
 
     def moves(bytes_done):

@@ -85,15 +85,15 @@ def test_a_generation_is_received_once_from_a_source_worker(matched, room):
 def test_more_runs_than_bytes_are_no_commit():
     cluster, prefill, decode = two_to_one()
     receive(cluster, decode)
-    for (life, worker), debt in list(decode.machine.live[1].debts.items()):
+    for (life, worker), leg in list(decode.machine.live[1].legs.items()):
         payload = CommitPayload(
             decode_incarnation=decode.machine.incarnation,
             generation=1,
             source_worker=worker,
-            sender_index=debt.sender_index,
-            length_bytes=debt.expected_bytes,
+            sender_index=leg.sender_index,
+            length_bytes=leg.expected_bytes,
             runs=2**64 - 1,
-            digest=debt.plan.digest,
+            digest=leg.plan.digest,
         )
         decode.machine.on_commit(life, payload, cluster.now)
     decode.pump()

@@ -1,4 +1,4 @@
-"""The records of a receive: one `Receiving` a generation, one `Debt` a source worker."""
+"""The records of a receive: one `LiveReceive` a generation, one `ReceiveLeg` a source worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SourceKey = tuple[bytes, int]
 
 
 @dataclass(slots=True)
-class Debt:
+class ReceiveLeg:
     """What one source worker owes one transfer."""
 
     sender_index: int
@@ -30,7 +30,7 @@ class Debt:
 
 
 @dataclass(slots=True)
-class Receiving:
+class LiveReceive:
     """The receive of one room at one decode worker; its generation is never used again."""
 
     worker: int
@@ -50,7 +50,7 @@ class Receiving:
     """Whether a source worker that has no live send of the room, when it is told of it, fails the
     receive; retryable."""
     state: State = State.WAITING
-    debts: dict[SourceKey, Debt] = field(default_factory=dict)
+    legs: dict[SourceKey, ReceiveLeg] = field(default_factory=dict)
     """What each source worker owes; empty until the source instance is complete."""
     pages: dict[str, Pages] | None = None
     """The pages of each group; None: the worker has not placed the receive yet."""
@@ -68,7 +68,7 @@ class Receiving:
     """Prefill life to the proof that it can write no more: drained, revoked, dead."""
     origin: bytes = b""
     """The older life of this agent that received it; empty: this life did."""
-    drain_deadline: float = 0.0
+    fence_deadline: float = 0.0
     check_at: float = 0.0
     """When its deadlines are looked at next; at once when its state has changed."""
     moved: bool = True
@@ -86,15 +86,15 @@ class Receiving:
 
     def note_progress(self, peer: bytes, bytes_done: int) -> None:
         """A prefill life says how far it is; only bytes that are owed and new are a sign."""
-        owed = sum(debt.expected_bytes for key, debt in self.debts.items() if key[0] == peer)
+        owed = sum(leg.expected_bytes for key, leg in self.legs.items() if key[0] == peer)
         if self.bytes_moved.get(peer, 0) < bytes_done <= owed:
             self.bytes_moved[peer], self.moved = bytes_done, True
 
     @property
     def why_stuck(self) -> str:
         """What a matched receive that does not move waits for, in words."""
-        owing = [debt for debt in self.debts.values() if debt.plan is not None]
-        missing = sorted(debt.sender_index for debt in owing if not debt.committed)
+        owing = [leg for leg in self.legs.values() if leg.plan is not None]
+        missing = sorted(leg.sender_index for leg in owing if not leg.committed)
         who = f"source ranks (rank {', '.join(str(index) for index in missing)})"
         return f"{len(missing)} of {len(owing)} {who} have not sent all they owe"
 
@@ -116,8 +116,8 @@ class Receiving:
     @property
     def committed(self) -> bool:
         """Every source worker that owes something has sent its commit."""
-        return bool(self.debts) and all(
-            debt.committed for debt in self.debts.values() if debt.plan is not None
+        return bool(self.legs) and all(
+            leg.committed for leg in self.legs.values() if leg.plan is not None
         )
 
     @property
@@ -125,12 +125,12 @@ class Receiving:
         """Every source worker has its send, and pages are placed."""
         return (
             self.pages is not None
-            and bool(self.debts)
-            and all(debt.matched for debt in self.debts.values())
+            and bool(self.legs)
+            and all(leg.matched for leg in self.legs.values())
         )
 
     @property
     def aux(self) -> bytes:
         """The `aux` of the lowest sender index that gave any."""
-        given = sorted((d.sender_index, d.aux) for d in self.debts.values() if d.aux)
+        given = sorted((d.sender_index, d.aux) for d in self.legs.values() if d.aux)
         return given[0][1] if given else b""

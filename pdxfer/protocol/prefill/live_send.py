@@ -1,4 +1,4 @@
-"""The records of a send: one `Sending` a room and prefill worker, one `Leg` a decode worker."""
+"""The records of a send: a `LiveSend` for each room and prefill worker, with its `SendLeg`s."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pdxfer.wire.messages import Place, Receive
 
 
 @dataclass(slots=True)
-class Chunk:
+class LiveChunk:
     """One `send`: pages of some groups, the token range they cover, the layers they hold."""
 
     pages: dict[str, Pages]
@@ -26,7 +26,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Leg:
+class SendLeg:
     """What one source worker owes one transfer: (decode life, generation)."""
 
     peer: bytes
@@ -75,7 +75,7 @@ class Leg:
 
 
 @dataclass(slots=True)
-class Sending:
+class LiveSend:
     """The send of one room at one prefill worker, to all decode workers that receive it."""
 
     worker: int
@@ -88,11 +88,11 @@ class Sending:
     extent: Extent
     """How far its chunks have come."""
     state: State = State.WAITING
-    legs: dict[tuple[bytes, int], Leg] = field(default_factory=dict)
+    legs: dict[tuple[bytes, int], SendLeg] = field(default_factory=dict)
     receiver_count: int = 0
     """How many receivers the room has; 0: no receiver has come."""
-    chunks: list[Chunk] = field(default_factory=list)
-    begun: Chunk | None = None
+    chunks: list[LiveChunk] = field(default_factory=list)
+    begun: LiveChunk | None = None
     """Of all layers; what of it may go follows layer by layer."""
     layers_left: set[int] = field(default_factory=set)
     """Layers of it that may not go yet."""
@@ -149,7 +149,7 @@ class Sending:
         self._check_none_left()
         checked = self.extent.check(pages, tokens, None, last=last)
         self.extent.take(checked)
-        self.begun = Chunk(checked.pages, checked.ranges, None, last)
+        self.begun = LiveChunk(checked.pages, checked.ranges, None, last)
         self.layers_left = set(self.layout.layers)
         self.moved = True
 
@@ -166,7 +166,7 @@ class Sending:
             )
         self.layers_left.discard(layer)
         begun, last = self.begun, self.begun.last and not self.layers_left
-        self.chunks.append(Chunk(begun.pages, begun.ranges, (layer,), last))
+        self.chunks.append(LiveChunk(begun.pages, begun.ranges, (layer,), last))
         self.moved = True
 
     def _check_none_left(self) -> None:
@@ -183,7 +183,7 @@ class Sending:
         layers: list[int] | None,
         *,
         last: bool,
-    ) -> Chunk:
+    ) -> LiveChunk:
         """Append a chunk behind the earlier ones of its layers.
 
         Raises:
@@ -195,7 +195,7 @@ class Sending:
         checked = self.extent.check(pages, tokens, layers, last=last)
         self.extent.take(checked)
         self.moved = True
-        chunk = Chunk(
+        chunk = LiveChunk(
             checked.pages, checked.ranges, None if layers is None else tuple(layers), last
         )
         self.chunks.append(chunk)
