@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pdxfer import limits
-from pdxfer.fabric.base import Posted
+from pdxfer.fabric.base import BatchEnded
 from pdxfer.layout import Pages, combine
 from pdxfer.protocol.given import GivenChunk, GivenPlaces
 from pdxfer.protocol.state import State
@@ -108,7 +108,7 @@ def test_nothing_of_a_room_leaves_behind_an_interval_after_which_it_ended(side):
         path.step()
         end = path.work.popleft()
         pair.prefill.fabric.tell(
-            Posted(path.peer, end.generation, end.ticket, 0, end.runs, "a write failed")
+            BatchEnded(path.peer, end.generation, end.ticket, 0, end.runs, "a write failed")
         )
     pair.cluster.run()
     assert not posts
