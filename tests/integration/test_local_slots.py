@@ -4,10 +4,10 @@ import pytest
 
 from pdxfer import embedded
 from pdxfer.client import PrefillClient, State
-from pdxfer.client.requests import chunk_of, open_message
+from pdxfer.client.requests import open_message
 from pdxfer.client.waiting import run
 from pdxfer.errors import LocalProtocolError, TransferError
-from pdxfer.local.messages import PlacePages, Places, ReleaseSlot, SendChunk
+from pdxfer.local.messages import ChunkTerms, PlacePages, PlaceTerms, ReleaseSlot, SendChunk
 from tests.unit.client.conftest import SmallCache
 
 WAIT_S = 20
@@ -40,7 +40,7 @@ def reused(client):
 @pytest.mark.parametrize("kind", [SendChunk, ReleaseSlot])
 def test_a_late_message_for_a_reused_slot_is_refused(client, kind):
     first, second = reused(client)
-    chunk = chunk_of(client.layout, [1], tokens=None, layers=None, last=True, aux=b"")
+    chunk = ChunkTerms(groups={}, tokens=None, layers=None, last=True, aux=b"")
     late = {SendChunk: {"chunk": chunk}, ReleaseSlot: {}}[kind]
     message = kind(
         request=client.channel.new_request(),
@@ -80,7 +80,7 @@ def test_an_opening_refused_by_the_agent_gives_its_slot_back(client):
 
 def test_pages_of_the_other_role_end_their_transfer(client):
     sending = client.open(1)
-    place = Places(tokens=1, prefix_tokens=0, groups={})
+    place = PlaceTerms(tokens=1, prefix_tokens=0, groups={})
     client.channel.post(
         PlacePages(
             request=sending.request,

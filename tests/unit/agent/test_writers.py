@@ -32,7 +32,7 @@ class Port:
 def note(port, *peers, pidfds=PIDFDS):
     lanes = SimpleNamespace(needs_pidfd=lambda lane: lane == "cma")
     neighbours = SimpleNamespace(pidfd=lambda peer: pidfds.get(peer, -1))
-    receiving = SimpleNamespace(slot=4, generation=3, debts={(peer, 0): None for peer in peers})
+    receiving = SimpleNamespace(slot=4, generation=3, legs={(peer, 0): None for peer in peers})
     Writers(lanes, neighbours, REACH.__getitem__).note(port, receiving)
 
 
