@@ -12,22 +12,31 @@
 namespace pdx::ucx {
 namespace {
 
-constexpr std::size_t kNumbersKeptMax = 256;
+constexpr std::size_t kNumbersKeptMax = 512;
+constexpr std::size_t kNumbersAtOnce = 128;
 
 // When no descriptor is left for a connection that comes in, UCX 1.22 closes the listener for good
 // and forgets to take back its handler: from then on a listener that gets the same descriptor is
-// refused. So the lowest free numbers are kept from it until it gets one that works.
+// refused, and a worker whose event descriptor gets it may hang. So the lowest free numbers are
+// kept from UCX until it makes a worker that works: many at once, since one less would only give
+// the number to another descriptor of the next worker.
 ucs_status_t create(ucp_context_h context, const ucp_worker_params_t& params,
                     ucp_worker_h* handle) {
   std::vector<int> kept;
   kept.reserve(kNumbersKeptMax);
   ucs_status_t status = ucp_worker_create(context, &params, handle);
   while (status == UCS_ERR_ALREADY_EXISTS && kept.size() < kNumbersKeptMax) {
-    const int number = eventfd(0, EFD_CLOEXEC);
-    if (number < 0) {
+    const std::size_t before = kept.size();
+    while (kept.size() < before + kNumbersAtOnce) {
+      const int number = eventfd(0, EFD_CLOEXEC);
+      if (number < 0) {
+        break;
+      }
+      kept.push_back(number);
+    }
+    if (kept.size() == before) {
       break;
     }
-    kept.push_back(number);
     status = ucp_worker_create(context, &params, handle);
   }
   for (const int number : kept) {
